@@ -1077,6 +1077,28 @@ MUTATIONS = [
         f"{_POLICY}::test_epsilon_is_limited_below_the_budget",
     ),
     Mutation(
+        "a client does not look for the head of a request",
+        "coterie/client/budget.py",
+        "    if not held:",
+        "    if False:",
+        "tests/client/test_heads.py::test_data_and_state_restored_together_are_noticed_by_the_next_request_of_the_run",
+    ),
+    Mutation(
+        "heads of charges for other servers count",
+        "coterie/client/budget.py",
+        "    return charge.get(HEAD) == head and (made or",
+        "    return charge.get(HEAD) == head and (True or",
+        "tests/client/test_heads.py::test_no_server_and_no_client_learns_of_the_charges_for_another",
+    ),
+    Mutation(
+        "a server that resumes forgets the heads",
+        "coterie/strategies/loop.py",
+        '            run.heads = dict(zip(kept["clients"].tolist(), kept["heads"].tolist(), strict=True))',
+        "            pass",
+        "tests/server/test_resume_deployed.py"
+        "::test_a_client_restored_with_data_and_state_is_noticed_also_by_a_server_that_resumes",
+    ),
+    Mutation(
         "a process that starts takes an older roster",
         _ROSTER,
         "            if roster.number < newest:",

@@ -43,10 +43,23 @@ def budget_restore(copy: Annotated[Path, typer.Argument(metavar="COPY", help="Fi
 @app.command("reconcile")
 def budget_reconcile(
     file: File,
-    anchors: Annotated[Path, typer.Option(help="client-ID.anchors.jsonl in the client's state folder.")],
+    anchors: Annotated[
+        Path | None, typer.Option(help="client-ID.anchors.jsonl in the client's state folder: what it states.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="ledger.jsonl of a run: all that it has charged.")] = None,
+    client: Annotated[int | None, typer.Option(min=0, help="This client's id in the run.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Head of the lost charge, as in the client's log: it then goes on in the run.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Charge what a client has spent and its budget file has lost, as stated in the client's state folder."""
-    from coterie.privacy.budget_files import reconcile
+    """Charge what a client has spent and its budget file has lost."""
+    from coterie.privacy import LedgerError
+    from coterie.privacy.budget_files import reconcile, reconcile_run
 
-    answer(vars(reconcile(file, anchors)), as_json)
+    if anchors is not None and run is None and client is None and head is None:
+        answer(vars(reconcile(file, anchors)), as_json)
+    elif anchors is None and run is not None and client is not None:
+        answer(vars(reconcile_run(file, run, client, head)), as_json)
+    else:
+        raise LedgerError("give --anchors, or --run and --client")

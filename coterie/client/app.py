@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
@@ -30,9 +31,11 @@ from coterie.wire.messages import (
     CONFIG,
     EVALUATE,
     GAN,
+    HEAD,
     IDENTITY,
     LABEL,
     LOSSES,
+    REPLY,
     RUN_REQUEST,
     TRAIN,
 )
@@ -216,6 +219,7 @@ def _released(cohort: Cohort) -> list[str]:
 
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
+    from coterie.client.budget import require_head
     from coterie.client.handlers import HANDLERS, handle  # imports PyTorch
     from coterie.client.reply_cache import ReplyCache
 
@@ -224,13 +228,18 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
     cohort = _validated(message_type, content, client, node)
     if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
         return HANDLERS[message_type](cohort)[0]
-    cache = ReplyCache(Path(client.folder), client.client_id)
+    folder = Path(client.folder)
+    require_head(client, folder, content.config_records[CONFIG].get(HEAD))
+    client = replace(client, head=secrets.token_hex(16))
+    cohort = replace(cohort, clients=[client])
+    cache = ReplyCache(folder, client.client_id)
     with cache.lock():
         if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
         reply = HANDLERS[message_type](cohort)[0]
         if isinstance(reply, RecordDict):
+            reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)
         return reply
 

@@ -11,9 +11,11 @@ one file per data folder, so that the same data in two federations share one bud
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from logging import WARNING
 from pathlib import Path
@@ -24,14 +26,19 @@ from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.deploy.policy import DAYS_OF_MONTH
 from coterie.files import FileError, private_folder
+from coterie.logs import printable
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan, epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
+from coterie.privacy.ledger import RECONCILED
 from coterie.privacy.sums import REQUEST, RUN, Sums
+from coterie.wire.messages import HEAD
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
 
+# Bytes at the end of a ledger in which a head is looked for first.
+_TAIL = 1 << 16
 _SET_FILE = "set budget-file in the node configuration (coterie client --budget-file)"
 
 
@@ -53,8 +60,10 @@ def charge(
     """
     pricing: Pricing = plan
     asked = {"run": client.run, "app": client.app, "server": client.server, "strategy": strategy}
-    asked |= {"submitter": client.consent.submitter, "request": _request_id(client)}
-    origin = {name: value for name, value in asked.items() if value and client.deployed}
+    asked |= {"submitter": client.consent.submitter, "request": _request_id(client), HEAD: client.head}
+    origin: dict[str, object] = {name: value for name, value in asked.items() if value and client.deployed}
+    if client.head:
+        origin["client_id"] = client.client_id
     return spend(client, folder, plan, round, pricing.charges(request), **origin)
 
 
@@ -101,6 +110,61 @@ def spend(
                 f"client {client.client_id} rejects the request: it exceeds the client's budget", "budget"
             ) from None
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
+
+
+def require_head(client: Client, folder: Path, head: object) -> None:
+    """Check that the ledger holds the charge whose head the server sends back, if it sends one.
+
+    Only charges of this client for servers of the same authority count, so that no server learns of those for others.
+
+    Raises:
+        ClientError: it does not: charges were lost, with the anchors of the state folder.
+    """
+    if head is None:
+        return
+    try:
+        path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
+        held = _holds(path, head, client) if path.exists() else False
+    except (LedgerError, OSError):
+        return  # the charge fails, too
+    if not held:
+        log(
+            WARNING,
+            "client %s rejects the request: %s lacks a charge that this client made in this run (head %s): it was "
+            "restored from an older copy together with the state folder. Restore the newest copies of both, or charge "
+            "what the run has charged, by the run's ledger from its operator: coterie budget reconcile %s --run "
+            "ledger.jsonl --client %s --head %s",
+            *(client.client_id, path, printable(head), path, client.client_id, printable(head)),
+        )
+        raise ClientError(
+            f"client {client.client_id} rejects the request: its ledger lacks a charge; see its own log for details",
+            "budget",
+        )
+
+
+def _holds(path: Path, head: object, client: Client) -> bool:
+    """Whether a ledger has the charge with a head; the end of the file, where it mostly is, is read first."""
+    wanted = json.dumps({HEAD: head})[1:-1].encode()
+    with open(path, "rb") as file:
+        for start in (max(0, path.stat().st_size - _TAIL), 0):
+            file.seek(start)
+            content = file.read()
+            if (place := content.rfind(wanted)) >= 0 and (start == 0 or b"\n" in content[:place]):
+                begin = content.rfind(b"\n", 0, place) + 1
+                return _counts(json.loads(content[begin:].partition(b"\n")[0]), head, client)
+    return False
+
+
+def _counts(charge: Mapping[str, object], head: object, client: Client) -> bool:
+    made = charge.get("client_id") == client.client_id and _authority(charge.get("server", "")) == _authority(
+        client.server
+    )
+    return charge.get(HEAD) == head and (made or charge.get("for") == RECONCILED)
+
+
+def _authority(server: object) -> str:
+    """Return the authority in what a client's records call its server, whose address may change during a run."""
+    return str(server).rpartition(" ")[2]
 
 
 def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:

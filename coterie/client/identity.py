@@ -29,6 +29,7 @@ class Client:
         budget_file: file of its charges; None: beside the data, or in ``folder``.
         policy: what its owner consents to; None: everything.
         consent: the signed request for the run that asks.
+        head: random number of the charge for the present request, at record level; empty: none.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
@@ -43,6 +44,7 @@ class Client:
     budget_file: str | None = None
     policy: Policy | None = None
     consent: Consent = NO_REQUEST
+    head: str = ""
     run: str = ""
     app: str = ""
     server: str = ""

@@ -14,8 +14,10 @@ from coterie.files import private_folder, write_atomic, write_new
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import epsilon
 from coterie.privacy.anchors import Anchors
+from coterie.privacy.certificate import plan_of
 from coterie.privacy.filter import Filter, is_within
 from coterie.privacy.ledger import PINNED, ClientLedger, LedgerError, count_events, read_chained, read_ledger
+from coterie.privacy.record import RecordPlan
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,35 @@ def restore(copy: Path, path: Path) -> int:
     budget = math.inf if header["epsilon"] is None else header["epsilon"]
     with closing(ClientLedger(header["delta"], budget, path, header["accountant"])):  # no client charges it now
         return backup(copy, path)
+
+
+def reconcile_run(path: Path, run: Path, client: int, head: str | None = None) -> Spending:
+    """Charge to a budget file what a run at record level has charged: an upper bound of what the file has lost of it.
+
+    Args:
+        path: the file.
+        run: ledger of the run, from its operator.
+        client: id of the client in the run.
+        head: of the lost charge, so that the client goes on in the run; None: it does not.
+
+    Returns:
+        the spending afterwards, which may exceed the budget.
+
+    Raises:
+        LedgerError: a file is damaged, or ``run`` is not the ledger of a run at record level.
+    """
+    header, charges = read_ledger(run)
+    profiles = header.get("profiles")
+    if not profiles:
+        raise LedgerError(f"{run} is not the ledger of a run at record level")
+    plans = [plan_of(profile["plan"]) for profile in (header, profiles[client % len(profiles)])]
+    charged, terms = (plan for plan in plans if isinstance(plan, RecordPlan))
+    lost = terms.charged(charges, charged)
+    own, _ = read_ledger(path)
+    budget = math.inf if own["epsilon"] is None else own["epsilon"]
+    with closing(ClientLedger(own["delta"], budget, path, own["accountant"])) as ledger:
+        ledger.reconcile_run(lost, client_id=client, **({} if head is None else {"head": head}))
+    return spending(path)
 
 
 def _is_empty(path: Path) -> bool:

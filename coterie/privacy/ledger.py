@@ -38,6 +38,8 @@ _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
 #: Entry of the first charge of a filtered ledger.
 PINNED = "pinned"
+#: Entry ``for`` of charges that a ledger had lost.
+RECONCILED = "reconciled"
 #: Entry of a first line: the run whose models are the initial ones, and its events if its clients are the same.
 START = "start"
 #: Entry of the charges after a run was continued beyond its plan: the terms of the plan that changed.
@@ -509,9 +511,22 @@ class ClientLedger(_FilteredLedger):
         missing = Counter(made[-1].events) - Counter({} if before is None else before.events)
         if missing:
             first = {} if self._count or made[-1].pinned is None else {PINNED: made[-1].pinned}
-            self._write(0, missing, {"for": "reconciled", "lost": made[-1].chain}, first)
+            self._write(0, missing, {"for": RECONCILED, "lost": made[-1].chain}, first)
             self._anchors = anchors
             self._add_anchor()
+
+    def reconcile_run(self, lost: Mapping[Event, int], **details: object) -> None:
+        """Charge what a run has charged and the ledger may have lost, whatever the budget allows.
+
+        Args:
+            lost: the events.
+            details: further entries of the charges; JSON-ready.
+        """
+        first: dict[str, object] = {}
+        if not self._count and not math.isinf(self.budget):
+            allowed = Filter.pin(Counter(lost), self.budget, self.delta, planned=lost, accountant=self.accountant)
+            first = {} if allowed is None else {PINNED: allowed.entry()}
+        self._write(0, lost, {"for": RECONCILED, **details}, first)
 
     def _add_anchor(self) -> None:
         if self._anchors is None or self._file is None or self._path is None:

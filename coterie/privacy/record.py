@@ -279,6 +279,10 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
             return events
         return affordable(events, self.epsilon, self.delta, self.accountant)
 
+    def charged(self, charges: Sequence[Mapping[str, Any]], plan: RecordPlan) -> Counter[Event]:
+        """Return the most events of a client with this plan for the requests that a run charged under ``plan``."""
+        return self._charged(charges, count_events(charges), plan)
+
     def _charged(
         self, charges: Sequence[Mapping[str, Any]], charged: Counter[Event], plan: RecordPlan
     ) -> Counter[Event]:

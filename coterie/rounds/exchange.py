@@ -21,7 +21,17 @@ from coterie.privacy import Permit, Pricing, Summed
 from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
 from coterie.rounds.run_state import Models, Run, StrategyError
 from coterie.wire import Request, TrainRequest, digest
-from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, MODELS, REFUSALS, ReplyError, pack_models
+from coterie.wire.messages import (
+    CHARGED_REQUESTS,
+    CONFIG,
+    HEAD,
+    MODELS,
+    REFUSALS,
+    REPLY,
+    ReplyError,
+    head_of,
+    pack_models,
+)
 
 #: Reason of every dropped reply of a certified client-level run, whose participants are secret.
 WITHHELD = "withheld under client-level privacy: see the clients' logs"
@@ -68,6 +78,9 @@ class MessageBatch:
         self.messages |= {client: self._message(client, message) for client in clients}
 
     def _message(self, client: int, content: RecordDict) -> Message:
+        head = self._run.heads.get(client)
+        if head is not None and self.request.message_type in CHARGED_REQUESTS:
+            content = RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], HEAD: head})})
         return Message(
             content,
             dst_node_id=self._run.registry.nodes[client],
@@ -226,8 +239,14 @@ class Exchange(Generic[C, R]):
                     self._run.statistics.labels[client] = reply.label
                 self._run.statistics.accepted += 1
                 self._run.statistics.refusing.pop(client, None)
+                self._note_head(client, content)
             except ReplyError as error:
                 self.batch.drop(client, str(error))
+
+    def _note_head(self, client: int, content: RecordDict) -> None:
+        """Note the head of a client's charge; at client level it would show who takes part."""
+        if self._run.plan.clients_keep_ledgers and (head := head_of(content.get(REPLY))) is not None:
+            self._run.heads[client] = head
 
     @property
     def new_sums(self) -> Callable[[], Summed] | None:

@@ -140,6 +140,7 @@ class Run:
         rebalance_train: which model a client trains after rebalancing changed its label, "own" or "assigned".
         state: changes by replacement only.
         statistics: counts requests and replies.
+        heads: at record level, head of the latest charge of each client (:data:`~coterie.wire.messages.HEAD`).
     """
 
     ledger: Ledger
@@ -149,6 +150,7 @@ class Run:
     rebalance_train: str
     state: RunState
     statistics: Statistics = field(default_factory=Statistics)
+    heads: dict[int, str] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:

@@ -36,6 +36,8 @@ TRANSPORT_ERRORS = (
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 )
+# Artifact of a run: the heads of its clients.
+_HEADS = "heads"
 # Attempts to receive a reply from silent clients, where too few replies come.
 _ATTEMPTS = 3
 # Rounds without any finite update after which a run ends, and the largest parameter of a model that did not diverge.
@@ -82,6 +84,7 @@ def run_rounds(
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
             state = run.state
             recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
+            _keep_heads(strategy)
             last = number
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
@@ -264,10 +267,19 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     models = strategy.initial_models(models)
     if checkpoint is not None:
         run.state = replace(run.state, layout=checkpoint.layout).resized(len(checkpoint.models))
+        if (kept := strategy.recorder.load_artifact(_HEADS)) is not None:
+            run.heads = dict(zip(kept["clients"].tolist(), kept["heads"].tolist(), strict=True))
         return checkpoint.models, checkpoint.mean, checkpoint.round
     if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
         strategy.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
     return models, None, 0
+
+
+def _keep_heads(strategy: ClusteredStrategy) -> None:
+    """Store the heads of clients, which only deployed clients at record level send."""
+    if heads := strategy.run.heads:
+        arrays = {"clients": np.array(list(heads), np.int64), "heads": np.array(list(heads.values()))}
+        strategy.recorder.save_artifact(_HEADS, arrays)
 
 
 def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:

@@ -3,7 +3,8 @@
 ===============  ============================================================================================
 to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
 from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigRecord ``reply`` (``client-id``,
-                 ``round``, ``label``, ``redrawn-label``, and ``below`` if the clipping norm of gradients is adaptive);
+                 ``round``, ``label``, ``redrawn-label``, ``below`` if the clipping norm of gradients is adaptive, and
+                 ``head`` of a deployed client at record level);
                  MetricRecord ``diagnostics`` (evaluation only); key ``padding``: zeros (flower/sizes.py)
 ===============  ============================================================================================
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,8 +39,12 @@ CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 RECORD_PLANS = "record-plans"
 #: Key of a request's configuration: the signed request for the run (coterie/deploy/run_request.py).
 RUN_REQUEST = "run-request"
+#: Key of a reply at record level, a random number of the charge that paid for it, and of the next request, in which the
+#: server sends it back: a client that does not hold the charge was restored from an older copy.
+HEAD = "head"
+_HEAD = re.compile(r"[0-9a-f]{32}")
 #: Keys of a message that may change when a run is resumed and do not affect the reply.
-PLACES_OF_CLIENTS = ("data-dir", "device", RUN_REQUEST)
+PLACES_OF_CLIENTS = ("data-dir", "device", RUN_REQUEST, HEAD)
 _POINTS = "points"
 
 #: Codes of error replies, by kind: the budget or the policy of a client does not allow the request, the client has no
@@ -93,6 +99,12 @@ class Layout:
             views[name] = vector[..., start : start + size].reshape((*vector.shape[:-1], *shape))
             start += size
         return views
+
+
+def head_of(record: object) -> str | None:
+    """Return the head in the ConfigRecord of a request or a reply; None without a valid one."""
+    head = record.get(HEAD) if isinstance(record, ConfigRecord) else None
+    return head if isinstance(head, str) and _HEAD.fullmatch(head) else None
 
 
 def losses_layout(models: int) -> Layout:

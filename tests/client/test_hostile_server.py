@@ -174,7 +174,7 @@ class World:
         self.path, self.run = path, 1
 
     def ask(self, verb, change, models=None, layout=LAYOUT):
-        """What leaves the client: the names and shapes of a reply, or the text of an error."""
+        """What leaves the client: the names and shapes of a reply, or the text of an error; ``head`` is random."""
         own_shard.cache_clear()
         config = {key: value for key, value in {**CONFIGURED, **change}.items() if value is not Ellipsis}
         models = np.zeros((1, LAYOUT.size), np.float32) if models is None else models
@@ -186,14 +186,16 @@ class World:
             return "error", str(error), str(error.__cause__), error.__suppress_context__
         arrays = {name: array.shape for record in answer.array_records.values() for name, array in record.items()}
         assert all(np.isfinite(a.numpy()).all() for record in answer.array_records.values() for a in record.values())
-        return "reply", arrays, [dict(record) for record in answer.config_records.values()], list(answer.metric_records)
+        told = [dict(record) for record in answer.config_records.values()]
+        (self.head,) = [record.pop("head", None) for record in told] or [None]
+        return "reply", arrays, told, list(answer.metric_records)
 
     @property
     def charges(self):
-        """What its budget has paid, without the time of day."""
+        """What its budget has paid, without the time of day and the random heads."""
         path = self.path / "data" / BUDGET_FILE
         lines = read_ledger(path)[1] if path.exists() else []
-        return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+        return [{key: value for key, value in line.items() if key not in ("time", "head")} for line in lines]
 
 
 @pytest.fixture(autouse=True)

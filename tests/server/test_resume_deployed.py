@@ -149,7 +149,7 @@ def test_what_a_client_keeps_is_for_its_user_alone(clients, tmp_path):
 
 
 class Changing(Deployed):
-    """Client 2 leaves after round 1; ``successor``, a folder of data and state, has its place from a round on."""
+    """Client 2 leaves after round 1; ``successor``, a folder of its data, also has its state from a round on."""
 
     def __init__(self, folder, successor=None, since=9):
         super().__init__(folder)
@@ -166,9 +166,10 @@ class Changing(Deployed):
         return [self._reply(message) for message in questions]
 
     def _reply(self, message):
-        if self._round < self._since or message.metadata.dst_node_id != 3:
+        if self._successor is None or message.metadata.dst_node_id != 3:
             return super()._reply(message)
-        node = {"client-id": 2, "data": str(self._successor / "own.npz"), "state-dir": str(self._successor)}
+        state = self._folder / "2" if self._round < self._since else self._successor
+        node = {"client-id": 2, "data": str(self._successor / "own.npz"), "state-dir": str(state)}
         node |= {"epsilon": 8.0, "delta": 1e-3, "input-shape": "1x4x4", "num-classes": 2}
         try:
             return app(message, Context(1, 3, node, RecordDict(), {}))
@@ -192,8 +193,41 @@ def test_a_client_that_was_deleted_and_comes_back_has_spent_what_it_spent(client
     grid = Changing(clients, data, since=3)
     assert finish(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)["rounds"] == 3
     assert [number for number, who in grid.asked if 2 in who] == [1, 3]
-    assert paid(data / ".coterie-budget.jsonl") == [3]
+    assert paid(data / ".coterie-budget.jsonl") == [1, 3]
 
     shutil.rmtree(data / "client-2.answers")  # all that it kept, but for what it spent
     finish(RunFolder.create(tmp_path / "next", RunConfig(SETTINGS)), Changing(clients, data, since=1))
-    assert paid(data / ".coterie-budget.jsonl") == [3, 1, 2]  # a third round of this run would exceed it
+    assert paid(data / ".coterie-budget.jsonl") == [1, 3, 1]  # a second round of this run would exceed it
+
+
+class Restored(Deployed):
+    """From a round on, client 2 has data and state of a copy that was made after round 1."""
+
+    def __init__(self, folder, since):
+        super().__init__(folder)
+        self._since, self.replies = since, []
+
+    def _reply(self, message):
+        if message.metadata.dst_node_id != 3 or "config" not in message.content:
+            return super()._reply(message)
+        own, copy = self._folder / "2", self._folder / "copy"
+        number = message.content["config"]["round"]
+        if number == self._since and copy.exists():
+            shutil.rmtree(own)
+            copy.rename(own)
+        reply = super()._reply(message)
+        self.replies.append((number, reply.has_content()))
+        if number == 1:
+            shutil.copytree(own, copy)
+        return reply
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_client_restored_with_data_and_state_is_noticed_also_by_a_server_that_resumes(clients, tmp_path, resumed):
+    grid, settings = Restored(clients, since=3), {**SETTINGS, "stop-after": 2 if resumed else 0}
+    finish(RunFolder.create(tmp_path / "run", RunConfig(settings)), grid)
+    if resumed:
+        assert grid.replies == [(1, True), (2, True)]
+        finish(RunFolder.resume(tmp_path / "run", {"stop-after": 0}), grid)
+    assert grid.replies == [(1, True), (2, True), (3, False)]
+    assert paid(clients / "2" / "client-2.ledger.jsonl") == [1]
