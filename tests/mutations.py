@@ -1091,6 +1091,13 @@ MUTATIONS = [
         "tests/client/test_heads.py::test_no_server_and_no_client_learns_of_the_charges_for_another",
     ),
     Mutation(
+        "a server keeps heads at client level",
+        _EXCHANGE,
+        "        if self._run.plan.clients_keep_ledgers and (head :=",
+        "        if (head :=",
+        "tests/client/test_heads.py::test_at_client_level_a_server_takes_no_head",
+    ),
+    Mutation(
         "a server that resumes forgets the heads",
         "coterie/strategies/loop.py",
         '            run.heads = dict(zip(kept["clients"].tolist(), kept["heads"].tolist(), strict=True))',

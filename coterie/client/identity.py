@@ -15,7 +15,7 @@ from coterie.wire.versions import incompatible, versions
 
 
 @dataclass(frozen=True)
-class Client:
+class Client:  # large: the facts about a client, and about the request of a server
     """One client.
 
     Attributes:

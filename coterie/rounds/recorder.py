@@ -45,7 +45,7 @@ class Recorder:
         """Called at the end of a round with its metrics."""
 
     def save_artifact(self, name: str, arrays: Arrays) -> None:
-        """Store the evidence from which clusters were found; released values only."""
+        """Store the evidence from which clusters were found, released values only, or heads of clients."""
 
     def load_artifact(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays last stored under this name in this run, also before a crash; None if there are none."""

@@ -267,7 +267,8 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     models = strategy.initial_models(models)
     if checkpoint is not None:
         run.state = replace(run.state, layout=checkpoint.layout).resized(len(checkpoint.models))
-        if (kept := strategy.recorder.load_artifact(_HEADS)) is not None:
+        kept = strategy.recorder.load_artifact(_HEADS) if run.plan.clients_keep_ledgers else None
+        if kept is not None:
             run.heads = dict(zip(kept["clients"].tolist(), kept["heads"].tolist(), strict=True))
         return checkpoint.models, checkpoint.mean, checkpoint.round
     if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again

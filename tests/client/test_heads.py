@@ -1,12 +1,15 @@
 """Data and state folder of a client that are restored together: noticed by the next request of the run."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from test_hostile_server import CHEAP, CONFIG, WORLDS, World, sender  # noqa: F401
 
 from coterie.privacy.budget_files import reconcile_run, spending
 from coterie.privacy.ledger import read_ledger
+from coterie.rounds.exchange import Exchange
 
 HEAD = "ab" * 16
 
@@ -146,3 +149,12 @@ def test_what_cannot_be_reconciled(world, tmp_path, coterie):
         status, _, err = coterie("budget", "reconcile", path, *words)
         assert (status, reason in err) == (1, True), err
         assert path.read_bytes() == before
+
+
+def test_at_client_level_a_server_takes_no_head():
+    """A client that sends one all the same gets none back, and none is stored."""
+    content = RecordDict({"reply": ConfigRecord({"head": HEAD})})
+    for keep, noted in ((False, {}), (True, {3: HEAD})):
+        run = SimpleNamespace(plan=SimpleNamespace(clients_keep_ledgers=keep), heads={})
+        Exchange._note_head(SimpleNamespace(_run=run), 3, content)
+        assert run.heads == noted
