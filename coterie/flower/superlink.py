@@ -17,9 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
+from coterie.deploy.errors import DeployError
 from coterie.deploy.transport import nodes_speak_http
 from coterie.files import PRIVATE
 from coterie.flower import check
@@ -69,7 +71,24 @@ def serve(flags: Sequence[str]) -> None:
     _close_to_others(flags)
     wait_for_locks()
     sys.argv = ["flower-superlink", *flags]
-    flower_superlink()
+    with _database_of_another_version():
+        flower_superlink()
+
+
+@contextmanager
+def _database_of_another_version() -> Iterator[None]:
+    """Explain why a database that a newer Flower has converted cannot be opened."""
+    from alembic.util import CommandError
+
+    try:
+        yield
+    except CommandError as error:
+        if "locate revision" not in str(error):
+            raise
+        raise DeployError(
+            f"--database: a newer version than flwr {version('flwr')} has converted it ({error}): start that version, "
+            "or restore a backup from before"
+        ) from None
 
 
 def _close_to_others(flags: Sequence[str]) -> None:

@@ -1,12 +1,23 @@
 """`coterie superlink`: Flower's SuperLink, whose database waits longer for a lock."""
 
+import contextlib
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
 
+from coterie.deploy.transport import nodes_speak_http
+
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's use of alembic
 BIN = Path(sys.executable).parent
+# The latest revision of its databases.
+FLOWER_1_39 = "8f4785e2dc47"
 # Another connection holds the lock of the database for longer than Flower waits, which is a tenth of a second here.
 LOCKED = """
 import sqlite3, sys, threading
@@ -30,6 +41,10 @@ except Exception as error:
 """
 
 
+def linkstate(path):
+    return LinkStateFactory(str(path), NoOpFederationManager(), ObjectStoreFactory(str(path))).state()
+
+
 def created(path, how):
     words = [sys.executable, "-W", "ignore", "-c", LOCKED, path / f"{how}.db", how]
     return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout.splitlines()[-1]
@@ -39,6 +54,39 @@ def created(path, how):
 def test_the_database_waits_for_its_turn(tmp_path):
     assert created(tmp_path, "flower") == "database is locked"
     assert created(tmp_path, "patient") == "True"
+
+
+@pytest.mark.slow
+def test_a_database_of_a_newer_flower_is_an_error_of_one_line(tmp_path):
+    path = tmp_path / "superlink.db"
+    linkstate(path).object_store._engine.dispose()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'd9bd9d502cf8'")
+        connection.commit()
+    command = [BIN / "coterie", "superlink", "--insecure", "--database", path, "--fleet-api-address", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: --database: a newer version than flwr ")
+
+
+@pytest.mark.skipif(not nodes_speak_http(), reason="Flower 1.39 is the oldest version")
+def test_nodes_and_runs_of_flower_1_39_stay(tmp_path):
+    """Flower's own conversion back makes the old database."""
+    from alembic import command
+    from flwr.supercore.state.alembic.utils import build_alembic_config
+
+    path = tmp_path / "superlink.db"
+    state = linkstate(path)
+    node = state.create_node("owner", "owner", b"key", 30.0)
+    run = state.create_run("coterie", "0.2.0", "hash", {}, NOOP_FEDERATION_ID, None, "owner", TaskType.SERVER_APP)
+    command.downgrade(build_alembic_config(state._engine), FLOWER_1_39)
+    state._engine.dispose()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert not connection.execute("SELECT name FROM sqlite_master WHERE name = 'message'").fetchall()
+    state = linkstate(path)
+    assert [each.node_id for each in state.get_node_info()] == [node]
+    assert [each.run_id for each in state.get_run_info()] == [run]
+    assert state.get_node_id_by_public_key(b"key") == node
 
 
 def test_flags_are_flower_s():
