@@ -1,8 +1,11 @@
 """The lock files: they satisfy pyproject.toml, are complete, have hashes for all, and every package has a licence."""
 
+import ast
+import itertools
 import re
+import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 
 import pytest
 from licences import ROOT, TABLE, UNLOCKED, licence, locked, table
@@ -123,6 +126,29 @@ def test_every_package_has_a_row_and_a_licence():
     for each in locked(ROOT / "requirements.lock"):
         versions.setdefault(each.name, []).append(str(each.specifier).removeprefix("=="))
     assert rows == {name: ", ".join(numbers) for name, numbers in versions.items()}, "run make licences"
+
+
+def imported():
+    """Names of the packages that Coterie's modules import, without Python's own."""
+    names = set()
+    for path in (ROOT / "coterie").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {each.name for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module)
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"coterie"}
+
+
+def test_every_imported_package_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    packages = packages_distributions()
+    undeclared = {
+        name for name in imported() if not declared & {canonicalize_name(each) for each in packages.get(name, [name])}
+    }
+    assert undeclared == set()
 
 
 def test_no_package_of_a_deployment_is_licensed_under_the_gpl():

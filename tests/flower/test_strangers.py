@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import pkgutil
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
+import flwr.proto
 import grpc
 import pytest
 from flwr.supercore import date
@@ -108,6 +111,36 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
             assert time.monotonic() - began < 120
             assert supernode.poll() is None
         assert "Traceback" not in (tmp_path / "superlink.log").read_text()
+
+
+def methods():
+    """Names of all calls of all services of Flower."""
+    files = [import_module(f"flwr.proto.{module.name}") for module in pkgutil.iter_modules(flwr.proto.__path__)]
+    services = [
+        each for file in files if hasattr(file, "DESCRIPTOR") for each in file.DESCRIPTOR.services_by_name.values()
+    ]
+    return sorted({f"/{service.full_name}/{method.name}" for service in services for method in service.methods})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nodes_speak_http(), reason="test_client_port.py has the routes of HTTP")
+def test_no_call_is_answered_for_strangers(pki, tmp_path):
+    every = methods()
+    assert len(every) > 50
+    credentials = grpc.ssl_channel_credentials(
+        *((pki / name).read_bytes() for name in ("ca.crt", "nodes/node-0.tls.key", "nodes/node-0.crt"))
+    )
+    statuses = {}
+    with (
+        superlink(pki, tmp_path, "--require-client-certificates") as (_, port, _),
+        grpc.secure_channel(f"localhost:{port}", credentials) as channel,
+    ):
+        for name in every:
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(name)(b"", timeout=30)
+            statuses.setdefault(refused.value.code(), []).append(name)
+    assert {each.split("/")[1] for each in statuses.pop(grpc.StatusCode.UNAUTHENTICATED)} == {"flwr.proto.Fleet"}
+    assert statuses.keys() == {grpc.StatusCode.UNIMPLEMENTED}  # not served here
 
 
 @pytest.mark.slow
