@@ -10,7 +10,7 @@ from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Banded, Joint, Privacy
 from coterie.strategies import AdaptiveClipping, FedAvg
 
 
-def adaptive(kind=Joint, rounds=1, noise=0.06, **numbers):
+def adaptive(kind=Joint, rounds=1, noise=0.6, **numbers):
     shape = {"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": rounds, "clip_norm": 0.5}
     privacy = {"epsilon": math.inf, "delta": 1e-5, "noise_multiplier": noise, "clip_share": 0.5}
     return kind(**shape | privacy | numbers)
@@ -77,7 +77,7 @@ def test_its_noise_is_the_planned_one():
 
 def test_the_cost_of_a_round_does_not_depend_on_it():
     assert adaptive().event() == adaptive(clip_share=0.0).event()
-    assert adaptive().noise_multiplier_updates == pytest.approx(0.06 / math.sqrt(0.5))
+    assert adaptive().noise_multiplier_updates == pytest.approx(0.6 / math.sqrt(0.5))
 
 
 class Kept:

@@ -51,7 +51,7 @@ def nothing(**shape):
     return NoPrivacy(**{"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 1} | shape)
 
 
-def private(noise=0.05, rounds=1, budget=math.inf, k=1, mechanism=Joint, **numbers):
+def private(noise=0.5, rounds=1, budget=math.inf, k=1, mechanism=Joint, **numbers):
     shape = {"clients": CLIENTS, "num_clusters": k, "sampling_rate": 1.0, "rounds": rounds, "clip_norm": 0.5}
     privacy = {"epsilon": budget, "delta": 1e-5, "noise_multiplier": noise, "identifier_share": 0.5}
     return mechanism(**shape | privacy | numbers)
