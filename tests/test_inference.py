@@ -85,10 +85,26 @@ def exact(run):
     return json.loads((run / "diagnostics.json").read_text())
 
 
-def predicted(run, file, *options, cwd):
-    """What the command writes in a process of its own, in another folder."""
+#: Calls the command with each of the lists of words on standard input; what each call writes, as one list.
+CALLS = """
+import contextlib, io, json, sys
+from coterie.cli import main
+
+answers = []
+for words in json.load(sys.stdin):
+    sys.argv, written = ["coterie", *words], io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+        main()
+    answers.append(written.getvalue())
+print(json.dumps(answers))
+"""
+
+
+def predicted(calls, cwd):
+    """The rows that the command writes for each (run, file, site), in a process of its own, in another folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", "predict", str(run), str(file), *options],
+        [sys.executable, "-c", CALLS],
+        input=json.dumps([["predict", str(run), str(file), "--site", str(site)] for run, file, site in calls]),
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -96,19 +112,18 @@ def predicted(run, file, *options, cwd):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return list(csv.DictReader(done.stdout.splitlines()))
+    return [list(csv.DictReader(answer.splitlines())) for answer in json.loads(done.stdout)]
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"model": "cnn-tiny", "rounds": 4}, {"strategy": "fedcam", "rounds": 4}, {"strategy": "fedavg"}]
-)
-def test_predictions_of_another_process_equal_the_run_s_own_evaluation(trained, sites, tmp_path, changes):
-    run = trained(**changes | ({"clusters": 1} if changes.get("strategy") == "fedavg" else {}))
-    known = exact(run)
-    assert known["client_id"] == list(range(CLIENTS))
-    for client in (0, CLIENTS - 1) if not changes else (0,):
+def test_predictions_of_another_process_equal_the_run_s_own_evaluation(trained, sites, tmp_path):
+    networks = [{"model": "cnn-tiny", "rounds": 4}, {"strategy": "fedcam", "rounds": 4}]
+    runs = [trained(**changes) for changes in [{}, {}, *networks, {"strategy": "fedavg", "clusters": 1}]]
+    clients = [CLIENTS - 1, *[0] * (len(runs) - 1)]
+    calls = [(run, sites / f"blind-{client}.npz", client) for run, client in zip(runs, clients, strict=True)]
+    for (run, _, client), rows in zip(calls, predicted(calls, tmp_path), strict=True):
+        known = exact(run)
+        assert known["client_id"] == list(range(CLIENTS))
         truth = np.load(sites / f"test-{client}.npz")["y"]
-        rows = predicted(run, sites / f"blind-{client}.npz", "--site", str(client), cwd=tmp_path)
         assert [int(row["record"]) for row in rows] == list(range(len(truth)))
         assert {int(row["cluster"]) for row in rows} == {known["client_cluster"][client]}
         hits = np.mean([int(row["prediction"]) == label for row, label in zip(rows, truth, strict=True)])
