@@ -218,7 +218,8 @@ def main() -> None:
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
     vars(flower)["time"] = SimpleNamespace(sleep=Pace())
     write_once()
-    clientapp.preload()
+    if not {"--help", "--version"} & set(sys.argv):  # which answer at once
+        clientapp.preload()
     executor = ForkingExecutor()
     vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])
     sys.argv[0] = "flower-superexec"

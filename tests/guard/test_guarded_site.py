@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -224,31 +223,26 @@ def test_a_charge_waits_for_another_process(site):
     assert ledger(site) == EPOCH + EPOCH
 
 
-KILLED = """
-import os, signal, sys
-from federation import *
-from coterie.guard import Guard
+def killed_while_training(site):
+    """Train in another process that dies in its first step, after the charge; the status of its end."""
 
-def train(model, config):
-    module, optimizer, loader = private(model)
-    for x, y in loader:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def train(model, config):
+        parts = private(model)
+        for _ in parts[-1]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-client_app(Guard(), train)(message(), context(**eval(sys.argv[1])))
-"""
+    child = os.fork()
+    if child == 0:
+        try:
+            client_app(Guard(), train)(message(), context(**site))
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_kill_9_between_charge_and_reply_loses_no_charge(site):
     for attempt in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", KILLED, repr(site)],
-            cwd=Path(__file__).parent,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])},
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        assert killed_while_training(site) == -signal.SIGKILL
         assert ledger(site).total() == attempt * STEPS
     assert not ask(client_app(Guard()), site).has_error()
     assert ledger(site).total() == 3 * STEPS
