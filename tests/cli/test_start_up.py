@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -14,44 +13,52 @@ from coterie import __version__
 
 SLOW = {"dp_accounting", "fastapi", "matplotlib", "opacus", "ray", "sklearn", "sqlalchemy", "torch", "torchvision"}
 
-CALL = """
-import json, sys
+# Calls the command once for each entry of standard input, words or environment variables: what came of each, as JSON.
+CALLS = """
+import contextlib, io, json, os, sys
 from coterie.cli import main
-sys.argv = ["coterie", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as end:
-    print(json.dumps([end.code or 0, sorted({name.split(".")[0] for name in sys.modules})]))
+
+answers = []
+for words, variables in json.load(sys.stdin):
+    sys.argv = ["coterie", *words]
+    os.environ.update(variables)
+    status, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+    answers.append([status, out.getvalue(), err.getvalue(), sorted({name.split(".")[0] for name in sys.modules})])
+json.dump(answers, sys.stdout)
 """
 
 
-def called(*words, folder):
-    command = [sys.executable, "-W", "ignore", "-c", CALL, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=folder)
-    status, imported = json.loads(done.stdout.splitlines()[-1])
-    return status, set(imported), done.stderr
+def called(calls, folder):
+    """Status, output, error and the libraries imported so far, for each (words, environment variables)."""
+    command = [sys.executable, "-W", "ignore", "-c", CALLS]
+    done = subprocess.run(command, input=json.dumps(calls), capture_output=True, text=True, timeout=90, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_help(tmp_path):
-    status, imported, _ = called("--help", folder=tmp_path)
+    ((status, _, _, imported),) = called([(["--help"], {})], tmp_path)
     assert status == 0
-    assert not imported & (SLOW | {"flwr", "numpy", "scipy"})
+    assert not set(imported) & (SLOW | {"flwr", "numpy", "scipy"})
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("clusterz=3", "did you mean 'clusters'?"),
-        ("rounds=-1", "rounds = '-1'"),
-        ("strategy=fedagv", "'fedavg'"),
-        ("privacy.accountant=pdl", "'pdl'"),
-    ],
-)
-def test_a_wrong_setting(setting, message, tmp_path):
-    status, imported, error = called("run", "--set", setting, folder=tmp_path)
-    assert (status, list(tmp_path.iterdir())) == (1, [])
-    assert message in error
-    assert not imported & SLOW
+def test_a_wrong_setting(tmp_path):
+    messages = {
+        "clusterz=3": "did you mean 'clusters'?",
+        "rounds=-1": "rounds = '-1'",
+        "strategy=fedagv": "'fedavg'",
+        "privacy.accountant=pdl": "'pdl'",
+    }
+    answers = called([(["run", "--set", setting], {}) for setting in messages], tmp_path)
+    for message, (status, _, error, imported) in zip(messages.values(), answers, strict=True):
+        assert (status, list(tmp_path.iterdir())) == (1, [])
+        assert message in error
+        assert not set(imported) & SLOW
 
 
 def test_version(tmp_path):
@@ -60,30 +67,20 @@ def test_version(tmp_path):
     assert done.stdout == f"coterie {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        ("run --strategy rc", ["rc-dpfl"]),
-        ("run --dataset pen", ["pendigits"]),
-        ("run --model mlp-2", ["mlp-200"]),
-        ("run --set accoun", ["accountant="]),
-        ("run --set accountant=p", ["accountant=pld"]),
-        ("run --set privacy.accountant=p", ["privacy.accountant=pld"]),
-        ("run --set rounds=", []),
-    ],
-)
-def test_completion(words, completions, tmp_path):
-    words = f"coterie {words}"
-    variables = {"_COTERIE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = subprocess.run(
-        [sys.executable, "-c", "from coterie.cli import main; main()"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env=os.environ | variables,
-    )
-    assert done.stdout.split() == completions, done.stderr
+def test_completion(tmp_path):
+    completions = {
+        "run --strategy rc": ["rc-dpfl"],
+        "run --dataset pen": ["pendigits"],
+        "run --model mlp-2": ["mlp-200"],
+        "run --set accoun": ["accountant="],
+        "run --set accountant=p": ["accountant=pld"],
+        "run --set privacy.accountant=p": ["privacy.accountant=pld"],
+        "run --set rounds=": [],
+    }
+    typed = [f"coterie {words}" for words in completions]
+    variables = [{"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))} for words in typed]
+    answers = called([([], {"_COTERIE_COMPLETE": "complete_bash"} | each) for each in variables], tmp_path)
+    assert [out.split() for _, out, *_ in answers] == list(completions.values()), answers
 
 
 def test_the_run_says_what_it_does_before_it_imports(monkeypatch):
