@@ -47,6 +47,12 @@ def certs(  # long: one line per option
         bool,
         typer.Option("--sign-roster", help="Sign a roster with every nodes/node-I.pub and submitters/NAME.pub in OUT."),
     ] = False,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="APP", help="State in the roster which app runs: its folder, a .fab file, or its hash; empty: any."
+        ),
+    ] = None,
     renew_authority: Annotated[
         bool, typer.Option("--renew-authority", help="Replace the authority's key, and sign everything in OUT anew.")
     ] = False,
@@ -70,6 +76,7 @@ def certs(  # long: one line per option
             lambda: certificates.remove_submitter(out, remove_submitter or ""),
         ),
         "--sign-roster": (sign_roster, lambda: certificates.sign_roster(out, days)),
+        "--app": (app is not None, lambda: certificates.state_app(out, _hash_of(app or ""))),
         "--renew-authority": (renew_authority, lambda: certificates.renew_authority(out, days)),
         "--retire-authorities": (retire_authorities, lambda: certificates.retire_authorities(out)),
     }
@@ -103,3 +110,10 @@ def certs(  # long: one line per option
     lines.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; do not store ca.key on server machines")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _hash_of(app: str) -> str:
+    """Return the hash of an app: itself, or that of its folder or file."""
+    from coterie.deploy.app_bundle import bundle
+
+    return app if not app or (len(app) == 64 and not Path(app).exists()) else bundle(Path(app)).hash

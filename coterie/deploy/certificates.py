@@ -157,6 +157,16 @@ def sign_roster(folder: Path, days: int = DAYS) -> CreatedCertificates:
     return _sign(folder, authority, roster, roster.members)
 
 
+def state_app(folder: Path, app: str) -> CreatedCertificates:
+    """State in the roster which app the federation runs, by its SHA-256; empty: any.
+
+    Raises :class:`DeployError`, also if it is no SHA-256.
+    """
+    authority = _Authority.read(folder)
+    roster = replace(_roster(folder, authority, DAYS), app=app)
+    return _sign(folder, authority, roster, roster.members)
+
+
 def add_submitter(folder: Path, name: str, days: int = DAYS) -> CreatedCertificates:
     """Make a key by which a person signs requests for runs, and a roster with it; it replaces a former key.
 
@@ -176,7 +186,7 @@ def add_submitter(folder: Path, name: str, days: int = DAYS) -> CreatedCertifica
     expires = authority.end(days)
     files = _key_pair(f"submitters/{name}", name)
     others = [member for member in roster.members if (member.name, member.role) != (name, SUBMITTER)]
-    files[ROSTER_FILE] = Roster(roster.number + 1, (*others, *_members(files, expires))).signed(authority.key)
+    files[ROSTER_FILE] = roster.with_members((*others, *_members(files, expires))).signed(authority.key)
     _replace(folder, files)
     return CreatedCertificates(folder, tuple(files), (), (), expires, authority.certificate.not_valid_after_utc)
 
@@ -214,7 +224,7 @@ def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:
             for certificate in (authority.certificate, *read_authorities(folder / "ca.crt"))
         ),
         "ca.key": _pem(authority.key),
-        ROSTER_FILE: Roster(roster.number + 1, roster.members).signed(authority.key),
+        ROSTER_FILE: roster.with_members(roster.members).signed(authority.key),
     }
     for path in (folder / "server.crt", *sorted(folder.glob("nodes/node-*.crt"))):
         if path.exists():
@@ -245,7 +255,7 @@ def _issue_nodes(
         if member.client in new:
             new[member.client] = replace(new[member.client], name=member.name)
     members = {member.client: member for member in roster.members} | new
-    files[ROSTER_FILE] = Roster(roster.number + 1, tuple(members.values())).signed(authority.key)
+    files[ROSTER_FILE] = roster.with_members(members.values()).signed(authority.key)
     _replace(folder, files)
     return CreatedCertificates(
         folder, tuple(files), tuple(nodes), (), expires, authority.certificate.not_valid_after_utc
@@ -280,7 +290,7 @@ def _roster(folder: Path, authority: _Authority, days: int) -> Roster:
         former = members.setdefault(_seat(member), member)
         if former.key != member.key:
             members[_seat(member)] = replace(member, name=former.name)
-    return Roster(roster.number, tuple(members.values()))
+    return replace(roster, members=tuple(members.values()))
 
 
 def _seat(member: Member) -> int | str:
@@ -296,7 +306,7 @@ def _find(roster: Roster, node: int, folder: Path) -> Member:
 
 
 def _sign(folder: Path, authority: _Authority, roster: Roster, members: Iterable[Member]) -> CreatedCertificates:
-    _replace(folder, {ROSTER_FILE: Roster(roster.number + 1, tuple(members)).signed(authority.key)})
+    _replace(folder, {ROSTER_FILE: roster.with_members(members).signed(authority.key)})
     end = authority.certificate.not_valid_after_utc
     return CreatedCertificates(folder, (ROSTER_FILE,), (), (), end, end)
 

@@ -306,12 +306,25 @@ def _in_roster(edge: Edge) -> str:
 
 
 def _app(edge: Edge) -> str:
-    rules = []
+    rules, runs = [], _app_of_roster(edge)
+    if edge.fab_hash and runs not in ("", edge.fab_hash):
+        raise DeployError(
+            f"--fab-hash {edge.fab_hash}: the roster names the app {runs}, which the operator runs: review and pin it"
+        )
     if edge.fab_hash:
-        rules.append(f"only {edge.fab_hash}")
+        rules.append(f"only {edge.fab_hash}" + (", as in the roster" if runs else ""))
     if edge.trusted_entities:
         rules.append(f"signed by one of {len(trusted_entities(edge.trusted_entities))} keys")
-    return ", ".join(rules) or "any app that the operator sends; --fab-hash restricts it to one"
+    named = f"; the roster names {runs}" if runs else ""
+    return ", ".join(rules) or f"any app that the operator sends; --fab-hash restricts it to one{named}"
+
+
+def _app_of_roster(edge: Edge) -> str:
+    """Return the app that the roster names; empty without one, or if the roster has an error, which its check names."""
+    try:
+        return read_newest(edge.roster, edge.ca).app if edge.roster else ""
+    except DeployError:
+        return ""
 
 
 def _state(folder: Path) -> str:

@@ -8,8 +8,8 @@ sign requests for runs (:mod:`coterie.deploy.run_request`).
 Rosters are numbered, and a machine keeps the largest number that it has used (:func:`read_newest`): who was removed or
 replaced does not come back with an older roster.
 
-The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``members`` and
-``signature``, which covers the rest.
+The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``members``, ``app``
+(the SHA-256 of the app that runs, if it is stated) and ``signature``, which covers the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ SEEN_FILE = "rosters.seen"
 _FORMAT = 1
 _PURPOSE = "coterie roster"
 CLIENT, SUBMITTER = "client", "submitter"
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Roster:
     Attributes:
         number: of this version; later versions have larger ones. 0: it was never signed.
         members: one for every client and submitter.
+        app: SHA-256 of the app that the federation runs; empty: any.
 
     Raises:
         DeployError: two members have one key, client or name.
@@ -100,8 +103,11 @@ class Roster:
 
     number: int
     members: tuple[Member, ...]
+    app: str = ""
 
     def __post_init__(self) -> None:
+        if self.app and not _HASH.fullmatch(self.app):
+            raise DeployError(f"app is {self.app!r}, expected 64 hexadecimal digits")
         if self.number not in SIZE:
             raise DeployError(f"number is {self.number}; expected an integer in {SIZE}")
         for field in ("key", "client", "name"):
@@ -143,11 +149,16 @@ class Roster:
         assert member.client is not None  # see Member
         return member.client, member.name
 
+    def with_members(self, members: Iterable[Member]) -> Roster:
+        """Return the next version, with these members."""
+        return Roster(self.number + 1, tuple(members), self.app)
+
     def signed(self, key: ec.EllipticCurvePrivateKey) -> bytes:
         """Return the content of the file, signed with the key of an authority."""
         content = {
             "roster": _FORMAT,
             "number": self.number,
+            **({"app": self.app} if self.app else {}),
             "members": [member.to_record() for member in sorted(self.members, key=_place)],
         }
         return json.dumps({**content, "signature": sign(key, _PURPOSE, content)}, indent=1).encode() + b"\n"
@@ -183,7 +194,10 @@ class Roster:
             raise DeployError(f"not a roster of format {_FORMAT}: update Coterie, or sign the roster again")
         if not all(isinstance(member, dict) for member in members):
             raise DeployError("members must be a list of objects")
-        return cls(content["number"], tuple(Member.from_record(member) for member in members))
+        app = content.get("app", "")
+        if not isinstance(app, str):
+            raise DeployError("app must be a text")
+        return cls(content["number"], tuple(Member.from_record(member) for member in members), app)
 
 
 def _place(member: Member) -> tuple[bool, int, str]:

@@ -45,31 +45,47 @@ def terms_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def submission_of(config: RunConfig) -> Submission:
-    """Check the signed request of a deployed run, as its clients will.
+def submission_of(config: RunConfig, app: str | None = None) -> Submission:
+    """Check roster and signed request of a deployed run, as its clients will.
 
-    The app is left to the clients: the server does not know which one they run.
+    Args:
+        config: of the run.
+        app: SHA-256 of the app that runs; None: it is not known yet.
 
     Raises:
-        ConfigError: it is invalid, its submitter is not in the roster of the run, or the run exceeds it.
+        ConfigError: the roster names another app; or the request is invalid, its submitter is not in the roster, or
+            the run exceeds it.
     """
+    roster = _roster_of(config)
+    if roster is not None and app is not None and roster.app not in ("", app):
+        raise ConfigError(
+            f"roster: it names the app {roster.app}, and {app or 'an unknown app'} runs: submit that app, or state the "
+            "new one (coterie certs --app)"
+        )
     if not config.run.signed_request:
         return Submission()
     try:
         request = RunRequest.read(config.run.signed_request)
-        name, path = None, config.deployment.roster
-        if path:
-            authorities = read_authorities(authority_beside(Path(path), config.deployment.authority))
-            name = request.submitter(Roster.read(Path(path), authorities)).name
+        name = None if roster is None else request.submitter(roster).name
         request.check_time()
     except DeployError as error:
         raise ConfigError(f"signed-request: {error}") from None
     terms = terms_of(config)
     unit, epsilon, delta = (terms.pop(name) for name in ("privacy_unit", "epsilon", "delta"))
     privacy = None if unit == "none" else (epsilon, delta)
-    exceeded = request.refuses(app=None, privacy=privacy, **terms)
+    exceeded = request.refuses(app=app, privacy=privacy, **terms)
     if unit != request.privacy_unit:
         exceeded = f"it is for privacy-unit {request.privacy_unit}, not {unit}"
     if exceeded:
         raise ConfigError(f"signed-request: {exceeded}: sign the settings of this run again (coterie sign)")
     return Submission(name, request.id)
+
+
+def _roster_of(config: RunConfig) -> Roster | None:
+    path = config.deployment.roster
+    if not path:
+        return None
+    try:
+        return Roster.read(Path(path), read_authorities(authority_beside(Path(path), config.deployment.authority)))
+    except DeployError as error:
+        raise ConfigError(f"roster: {error}") from None

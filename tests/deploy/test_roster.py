@@ -6,6 +6,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from apps import app_folder
 from commands import assert_refused, document, tree
 from cryptography import x509
 from cryptography.x509 import verification
@@ -17,6 +18,7 @@ from coterie.deploy.node import NodeConfig
 from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
 from coterie.server.config import RunConfig
 from coterie.server.run import roster_of
+from coterie.server.run_requests import submission_of
 from coterie.settings import ConfigError
 
 
@@ -290,6 +292,64 @@ def test_openssl_agrees(pki, coterie):
     assert done.returncode == 0, done.stderr
 
 
+# ---- the app ------------------------------------------------------------------------------------------------
+
+APP, OTHER = "ab" * 32, "cd" * 32
+
+
+def test_the_roster_names_the_app_and_keeps_it(pki, coterie):
+    assert read(pki).app == ""
+    assert coterie("certs", pki, "--app", APP)[0] == 0
+    for words in (["--renew-node", 1], ["--submitter", "alice"], ["--renew-authority"], ["--sign-roster"]):
+        assert coterie("certs", pki, *words)[0] == 0
+        assert read(pki).app == APP
+    path = pki / "roster.json"
+    changed = altered(path.read_bytes(), app=OTHER)
+    assert coterie("certs", pki, "--app", "")[0] == 0
+    assert read(pki).app == ""
+    path.write_bytes(changed)
+    with pytest.raises(DeployError, match="is not signed by"):
+        read(pki)
+
+
+def test_the_hash_of_a_folder_is_stated(pki, coterie, tmp_path):
+    app = app_folder(tmp_path / "app")
+    assert coterie("certs", pki, "--app", app)[0] == 0
+    assert read(pki).app == coterie("fab-hash", app)[1].strip()
+
+
+@pytest.mark.parametrize("app", ["x", "AB" * 32, "ab" * 31, "/none"])
+def test_what_is_no_app(pki, coterie, app):
+    before = tree(pki)
+    status, _, err = coterie("certs", pki, "--app", app)
+    assert (status, len(err.splitlines())) == (1, 1)
+    assert tree(pki) == before
+
+
+def test_a_client_compares_its_pin_with_the_roster(pki, coterie):
+    def app(**options):
+        return checked(pki, subject="app", **options)
+
+    assert app(fab_hash=APP).detail == f"only {APP}"
+    coterie("certs", pki, "--app", APP)
+    assert app(fab_hash=APP).detail == f"only {APP}, as in the roster"
+    assert app().detail.endswith(f"the roster names {APP}")
+    assert app(roster=None, fab_hash=OTHER).passed
+    other = app(fab_hash=OTHER)
+    assert (other.passed, APP in other.detail, OTHER in other.detail) == (False, True, True)
+
+
+def test_a_server_runs_the_app_of_its_roster(pki, coterie):
+    config = RunConfig({"deployment.roster": str(pki / "roster.json")}, deployed=True)
+    assert submission_of(config, OTHER).submitter is None
+    coterie("certs", pki, "--app", APP)
+    for app in (APP, None):
+        assert submission_of(config, app).submitter is None
+    for app in (OTHER, ""):
+        with pytest.raises(ConfigError, match=f"roster: it names the app {APP}, and .* runs: submit that app"):
+            submission_of(config, app)
+
+
 # ---- older rosters -----------------------------------------------------------------------------------------
 
 
@@ -383,10 +443,10 @@ def test_a_client_refuses_an_older_roster(used, pki, tmp_path):
 # ---- clients and servers read it ----------------------------------------------------------------------------
 
 
-def checked(pki, number=1, client=1, node=(), **files):
+def checked(pki, number=1, client=1, node=(), subject="roster", **files):
     options = {"key": pki / "nodes" / f"node-{number}.key", "ca": pki / "ca.crt", "roster": pki / "roster.json"} | files
     edge = Edge(superlink="localhost:1", node=NodeConfig(client_id=client, data=str(pki), **dict(node)), **options)
-    return {check.subject: check for check in checks(edge, str, str, lambda *_: None)}.get("roster")
+    return {check.subject: check for check in checks(edge, str, str, lambda *_: None)}.get(subject)
 
 
 def test_a_client_finds_itself_in_the_roster(pki, tmp_path):
