@@ -24,7 +24,7 @@ from coterie.deploy.transport import nodes_speak_http
 from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
 from tests.servers import free_port, running, until
-from tests.strangers import attack, send
+from tests.strangers import attack, send, send_over_grpc
 
 BIN = Path(sys.executable).parent
 # Megabytes by which the memory of a SuperLink may grow while strangers attack; messages of 300 MB grew it by 1,650.
@@ -50,7 +50,7 @@ def is_open(port):
 
 
 @contextlib.contextmanager
-def superlink(pki, tmp_path, *flags):
+def superlink(pki, tmp_path, *flags, **variables):
     """A SuperLink with a Fleet API, its port and that of the Control API."""
     control, fleet = free_port(), free_port()
     command = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "process", *flags]
@@ -58,7 +58,7 @@ def superlink(pki, tmp_path, *flags):
     command += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
     command += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
     log = tmp_path / "superlink.log"
-    with running(command, log, FLWR_HOME=str(tmp_path / "flwr")) as server:
+    with running(command, log, FLWR_HOME=str(tmp_path / "flwr"), **variables) as server:
         until(lambda: is_open(control) and is_open(fleet), server, log)
         yield server, fleet, control
 
@@ -141,6 +141,15 @@ def test_no_call_is_answered_for_strangers(pki, tmp_path):
             statuses.setdefault(refused.value.code(), []).append(name)
     assert {each.split("/")[1] for each in statuses.pop(grpc.StatusCode.UNAUTHENTICATED)} == {"flwr.proto.Fleet"}
     assert statuses.keys() == {grpc.StatusCode.UNIMPLEMENTED}  # not served here
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not nodes_speak_http(), reason="Flower 1.39 speaks gRPC alone")
+def test_a_newer_superlink_speaks_grpc_if_it_is_told_to(pki, tmp_path):
+    with superlink(pki, tmp_path, "--require-client-certificates", FLWR_INTERNAL_GRPC_FLEET_API="1") as (_, port, _):
+        assert send_over_grpc(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
+        assert send_over_grpc(pki, port, MAX_MESSAGE + 1, node=0) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert send_over_grpc(pki, port, 100, node=None) == grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.slow

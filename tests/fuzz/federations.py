@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from coterie import rounds
 from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
 from coterie.privacy import Streams
+from coterie.rounds import exchange as rounds_exchange
 from coterie.rounds.evaluation import mean_of_clients
 from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.server import RunConfig
@@ -371,10 +371,10 @@ class Federation:
         return strategy
 
 
-def _watched(seen: Exchange) -> type[rounds.Exchange[Any, Any]]:
+def _watched(seen: Exchange) -> type[rounds_exchange.Exchange[Any, Any]]:
     """Exchanges of training that note who was asked, and what was added to their sums."""
 
-    class Watched(rounds.Exchange[Any, Any]):
+    class Watched(rounds_exchange.Exchange[Any, Any]):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             added: list[tuple[int, Any]] = []
