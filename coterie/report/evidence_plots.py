@@ -26,6 +26,7 @@ from coterie.report.plots import (
     cycle,
     drawing_style,
     label_ends,
+    panel,
     round_axis,
     without_axes,
 )
@@ -47,8 +48,7 @@ def distance_figure(pairs: Pairs) -> Figure:
     finite = values[np.isfinite(values)]
     scale = Normalize(finite.min(), finite.max()) if finite.size else Normalize(0, 1)
     with drawing_style():
-        figure = Figure(figsize=(4.1, 3.4), facecolor="none")
-        axes = figure.add_axes((0.01, 0.17, 0.66, 0.8))
+        figure, axes = panel(3.4, (0.01, 0.17, 0.66, 0.8))
         _draw_matrix(axes, pairs, _NEAR_TO_FAR, scale)
         edges = [0, *pairs.borders.tolist(), n]
         ends = []
@@ -74,12 +74,11 @@ def similarity_figures(matrices: Mapping[int, Pairs], order: Sequence[int]) -> d
         order: clients in the order of the final clusters.
     """
     with drawing_style():
-        figures = {number: Figure(figsize=(3.0, 3.4), facecolor="none") for number in matrices}
-        panels = [figure.add_axes((0.02, 0.17, 0.96, 0.81)) for figure in figures.values()]
+        figures, panels = zip(*(panel(3.4, (0.02, 0.17, 0.96, 0.81), 3.0) for _ in matrices), strict=True)
         scale = draw_similarities(panels, [pairs.ordered(order) for pairs in matrices.values()])
-        for figure in figures.values():
+        for figure in figures:
             _colour_bar(figure, (0.06, 0.105, 0.88, 0.035), _UNLIKE_TO_LIKE, scale, "cosine similarity", "horizontal")
-    return figures
+    return dict(zip(matrices, figures, strict=True))
 
 
 def draw_similarities(panels: Sequence[Axes], matrices: Sequence[Pairs]) -> Normalize:
@@ -118,8 +117,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
     by_number = {node.number: node for node in tree}
     tall = min(1.1 + 0.34 * max(len(ends), 3), 12.0)
     with drawing_style():
-        figure = Figure(figsize=(4.1, tall), facecolor="none")
-        axes = figure.add_axes((0.02, 0.5 / tall, 0.62, 1 - 0.6 / tall))
+        figure, axes = panel(tall, (0.02, 0.5 / tall, 0.62, 1 - 0.6 / tall))
         labels = []
         for node in tree:
             parent = None if node.parent is None else by_number[node.parent]

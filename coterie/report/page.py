@@ -16,7 +16,7 @@ from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
-from coterie.report.graphics import THEME, Data, Graphic
+from coterie.report.graphics import THEME, Data
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
@@ -48,35 +48,6 @@ class _Tile:
     badge: str = ""
     good: bool = True
     question: str = ""
-
-
-@dataclass(frozen=True)
-class _Section:  # large: one field per placeholder of the template
-    """One run as the template shows it."""
-
-    run: Run
-    anchor: str
-    summary: str
-    status: str
-    glance: list[_Tile]
-    details: list[_Tile]
-    accuracy: Graphic | None
-    clusters: Graphic | None
-    privacy: Graphic | None
-    evidence: list[Graphic]
-    unreadable: list[str]
-    sites: list[Site]
-    worst: list[Site]
-    clustered: bool
-    scored: bool
-    site_sentence: str
-    site_data: Data
-    guarantee: list[str]
-    traffic: list[tuple[str, str, str]]
-    facts: list[tuple[str, str]]
-    public_inputs: list[tuple[str, str]]
-    tuned: list[tuple[str, str]]
-    settings: Mapping[str, Any]
 
 
 def write_report(runs: Sequence[Path | str | Run], out: Path | str, damaged: Sequence[tuple[str, str]] = ()) -> Path:
@@ -130,35 +101,36 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
     return page.lstrip()
 
 
-def _section(run: Run, anchor: str) -> _Section:
+def _section(run: Run, anchor: str) -> dict[str, Any]:
+    """Return what the template shows of one run."""
     figures, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
     run_sites = read_sites(run)
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
-    return _Section(
-        run=run,
-        anchor=anchor,
-        summary=_summary(run),
-        status=_status(run),
-        glance=[_how_good(run), _how_fair(run, run_sites), _privacy_tile(run), _how_sure(run, run_sites)],
-        details=_scores(run) + _resources(run),
-        accuracy=None if run.clusters_records else accuracy_graphic(run),
-        clusters=None if run.clusters_records else cluster_graphic(run),
-        privacy=epsilon_graphic(run),
-        evidence=figures,
-        unreadable=unreadable,
-        sites=run_sites,
-        worst=by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
-        clustered=run.clustered and any(site.cluster is not None for site in run_sites),
-        scored=any(site.accuracy is not None for site in run_sites),
-        site_sentence=_site_sentence(run, run_sites),
-        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in run_sites]),
-        guarantee=_guarantee(run),
-        traffic=_traffic(run),
-        facts=_facts(run.certificate),
-        public_inputs=_pairs(_with_effect(run, "public_inputs")),
-        tuned=_pairs(_with_effect(run, "tuned_outside")),
-        settings=shown_settings(run.config),
-    )
+    return {
+        "run": run,
+        "anchor": anchor,
+        "summary": _summary(run),
+        "status": _status(run),
+        "glance": [_how_good(run), _how_fair(run, run_sites), _privacy_tile(run), _how_sure(run, run_sites)],
+        "details": _scores(run) + _resources(run),
+        "accuracy": None if run.clusters_records else accuracy_graphic(run),
+        "clusters": None if run.clusters_records else cluster_graphic(run),
+        "privacy": epsilon_graphic(run),
+        "evidence": figures,
+        "unreadable": unreadable,
+        "sites": run_sites,
+        "worst": by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
+        "clustered": run.clustered and any(site.cluster is not None for site in run_sites),
+        "scored": any(site.accuracy is not None for site in run_sites),
+        "site_sentence": _site_sentence(run, run_sites),
+        "site_data": Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in run_sites]),
+        "guarantee": _guarantee(run),
+        "traffic": _traffic(run),
+        "facts": _facts(run.certificate),
+        "public_inputs": _pairs(_with_effect(run, "public_inputs")),
+        "tuned": _pairs(_with_effect(run, "tuned_outside")),
+        "settings": shown_settings(run.config),
+    }
 
 
 def _traffic(run: Run) -> list[tuple[str, str, str]]:

@@ -26,8 +26,6 @@ CLUSTER_COLOURS = (
     *("#6B7480", "#E07B39"),  # ten digits have ten colours
 )
 INK, MUTED, GRID, AXIS, FAINT = "#1b2330", "#5c6675", "#e6e9ee", "#aab2bf", "#bcc4d0"
-# Inches; the page shows panels at about their own size, from phones to desktops.
-PANEL = (4.1, 2.4)
 # Id of images with colours of their own, which the dark page does not invert.
 PHOTO = "photo"
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -72,7 +70,7 @@ def accuracy_panel(run: Run, group: int | None = None, limits: tuple[float, floa
         limits: of the accuracy axis; by default those of the plotted values.
     """
     with drawing_style():
-        figure, axes = _panel()
+        figure, axes = panel()
         rounds, accuracy = evaluated_rounds(run)
         colour, style = (INK, "-") if group is None else cycle(GROUP_COLOURS, group)
         values = accuracy
@@ -89,7 +87,7 @@ def accuracy_panel(run: Run, group: int | None = None, limits: tuple[float, floa
 def epsilon_panel(run: Run) -> Figure:
     """Plot the ε spent over rounds, with the budget if it is known; some round must have a finite ε."""
     with drawing_style():
-        figure, axes = _panel()
+        figure, axes = panel()
         spent = [(r.round, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
         numbers, values = zip(*spent, strict=True)
         axes.plot(numbers, values, color=INK, linewidth=1.6)
@@ -121,7 +119,7 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
     seen = sizes[:, cluster]
     colour, style = cycle(CLUSTER_COLOURS, cluster)
     with drawing_style():
-        figure, axes = _panel()
+        figure, axes = panel()
         axes.axhline(0, color=AXIS, linewidth=0.8)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.5, markeredgewidth=0)
         places = {number: after for number, (_, after) in model_indices(run).items()}
@@ -150,7 +148,7 @@ def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
         shown: index of the row.
     """
     with drawing_style():
-        figure, axes = _panel()
+        figure, axes = panel()
         curves = [[evaluated_rounds(run) for run in runs] for runs in rows]
         colour, style = cycle(GROUP_COLOURS, shown)
         for index in sorted(range(len(rows)), key=lambda index: index == shown):
@@ -247,9 +245,12 @@ def without_axes(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _panel() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=PANEL, facecolor="none")
-    return figure, figure.add_axes((0.18, 0.2, 0.8, 0.76))
+def panel(
+    height: float = 2.4, place: tuple[float, float, float, float] = (0.18, 0.2, 0.8, 0.76), width: float = 4.1
+) -> tuple[Figure, Axes]:
+    """Return a figure of this size in inches, which the page shows on phones and desktops, and its axes."""
+    figure = Figure(figsize=(width, height), facecolor="none")
+    return figure, figure.add_axes(place)
 
 
 def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:

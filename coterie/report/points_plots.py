@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style, without_axes
+from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style, panel, without_axes
 
 #: Maximum number of plotted points per client, and of plotted clients.
 MAX_PER_CLIENT, MAX_CLIENTS = 10, 20
@@ -37,8 +37,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     tall = 0.3 * step * len(clients) + 0.05
     largest = 1.0 if len(shape) == 3 else max(1.0, *(float(np.abs(points[client]).max()) for client in clients))
     with drawing_style():
-        figure = Figure(figsize=(4.1, tall), facecolor="none")
-        axes = figure.add_axes((0.175, 0.02 / tall, 0.82, 1 - 0.04 / tall))
+        figure, axes = panel(tall, (0.175, 0.02 / tall, 0.82, 1 - 0.04 / tall))
         axes.set_xlim(0, MAX_PER_CLIENT * (1 + _SPACE) - _SPACE)
         axes.set_ylim(len(clients) * step - _SPACE, 0)
         axes.set_aspect("equal", anchor="W")
@@ -72,8 +71,7 @@ def embedding_figure(places: np.ndarray, labels: np.ndarray) -> Figure:
     """
     small = len(labels) > 500
     with drawing_style():
-        figure = Figure(figsize=(4.1, 3.6), facecolor="none")
-        axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
+        figure, axes = panel(3.6, (0.01, 0.01, 0.98, 0.98))
         without_axes(axes)
         for label in np.unique(labels).tolist():
             cluster_points, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
