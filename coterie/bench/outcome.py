@@ -18,7 +18,7 @@ from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.files import spreadsheet_cell
-from coterie.report.evidence import read_pairs, read_tree, similarity_files, split_rounds
+from coterie.report.evidence import numbered_files, read_pairs, read_tree, split_rounds
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
@@ -169,7 +169,7 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
     truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
     order = np.argsort(truth, kind="stable")
-    read = {number: read_pairs(path) for number, path in similarity_files(one.folder).items()}
+    read = {number: read_pairs(path) for number, path in numbered_files(one.folder, "similarities").items()}
     matrices = {number: pairs.ordered(order.tolist()).matrix for number, pairs in read.items() if pairs is not None}
     return curve | {
         "seed": one.cell.seed,

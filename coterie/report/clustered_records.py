@@ -8,10 +8,11 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.report import formats
+from coterie.report.evidence import numbered_files
 from coterie.report.graphics import Data, Graphic
 from coterie.report.points_plots import MAX_CLIENTS, embedding_figure, samples_figure
 from coterie.report.runs import Run
-from coterie.report.uploaded_points import MAX_POINTS, MIN_POINTS, embed, point_files, read_codes, read_points
+from coterie.report.uploaded_points import MAX_POINTS, MIN_POINTS, embed, read_codes, read_points
 
 
 def describe_scores(run: Run) -> list[str]:
@@ -76,7 +77,7 @@ def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
 
 def point_figures(run: Run) -> tuple[list[Graphic], list[str]]:
     """Return figures of the received points, and the files that could not be read."""
-    files = point_files(run.path)
+    files = numbered_files(run.path, "points")
     read = {client: read_points(path) for client, path in files.items()}
     unreadable = [files[client].name for client, points in read.items() if points is None]
     points = {client: client_points for client, client_points in read.items() if client_points is not None}

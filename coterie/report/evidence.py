@@ -86,11 +86,9 @@ def read_pairs(path: str | Path) -> Pairs | None:
     return pairs if whole else None
 
 
-def similarity_files(folder: str | Path) -> dict[int, Path]:
-    """Return the similarity files of a run folder by round, in order."""
-    named = (
-        (re.fullmatch(r"similarities-(\d+)\.npz", path.name), path) for path in Path(folder).glob("evidence/*.npz")
-    )
+def numbered_files(folder: str | Path, name: str) -> dict[int, Path]:
+    """Return the files ``evidence/NAME-*.npz`` of a run folder by round or client, in order."""
+    named = ((re.fullmatch(rf"{name}-(\d+)\.npz", path.name), path) for path in Path(folder).glob("evidence/*.npz"))
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from coterie.report import formats
 from coterie.report.comparison import Comparison
-from coterie.report.evidence import Pairs, leaves, read_pairs, similarity_files, split_rounds
+from coterie.report.evidence import Pairs, leaves, numbered_files, read_pairs, split_rounds
 from coterie.report.evidence_plots import distance_figure, similarity_figures, tree_figure
 from coterie.report.graphics import Data, Graphic
 from coterie.report.plots import (
@@ -146,7 +146,7 @@ def evidence(run: Run) -> tuple[list[Graphic], list[str]]:
             (n.number, n.parent, n.born, n.ended, n.end_reason, n.cluster, n.similarity, len(n.clients)) for n in tree
         ]
         drawn.append(Graphic("Splits by round", [("", tree_figure(tree, last))], caption, Data("tree", heads, rows)))
-    files = similarity_files(run.path)
+    files = numbered_files(run.path, "similarities")
     at = [number for number in files if number in split_rounds(tree) or number == max(files)]
     at = at if len(at) <= _MAX_MATRICES else [*at[: _MAX_MATRICES - 1], at[-1]]
     read = {number: read_pairs(files[number]) for number in at}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +36,6 @@ class Codes:
     def encoded(self) -> bool:
         """Whether the codes differ from the points."""
         return self.points.shape != self.codes.shape or not np.array_equal(self.points, self.codes)
-
-
-def point_files(folder: Path) -> dict[int, Path]:
-    """Return the point files of a run folder by client, in order."""
-    named = ((re.fullmatch(r"points-(\d+)\.npz", path.name), path) for path in folder.glob("evidence/*.npz"))
-    return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def read_points(path: Path) -> np.ndarray | None:

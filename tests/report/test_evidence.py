@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 
-from coterie.report.evidence import Pairs, leaves, read_pairs, similarity_files
+from coterie.report.evidence import Pairs, leaves, numbered_files, read_pairs
 from coterie.report.evidence_plots import block_means, distance_figure, similarity_figures, tree_figure
 from coterie.report.page import write_report
 from coterie.report.plots import CLUSTER_COLOURS
@@ -176,7 +176,7 @@ def test_files_that_are_not_whole_are_left_out_and_named(tmp_path):
     wrong = {"matrix": MATRIX[:2], "clients": np.arange(5), "labels": LABELS}
     folder = make_run(tmp_path / "torn", distances=torn, similarities_0010=wrong)
     assert read_pairs(folder / "evidence" / "distances.npz") is None
-    assert list(similarity_files(folder)) == [10]
+    assert list(numbered_files(folder, "similarities")) == [10]
     html = html_of(folder)
     assert "Unreadable files, omitted: evidence/distances.npz, evidence/similarities-0010.npz." in html
     assert "Clustering evidence" not in html_of(make_run(tmp_path / "without"))

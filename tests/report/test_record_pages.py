@@ -11,12 +11,13 @@ from rich.console import Console
 
 from coterie.report import formats
 from coterie.report.clustered_records import confusion_rows, describe_points, describe_scores, point_figures
+from coterie.report.evidence import numbered_files
 from coterie.report.page import write_report
 from coterie.report.plots import CLUSTER_COLOURS
 from coterie.report.points_plots import MAX_CLIENTS, MAX_PER_CLIENT, embedding_figure, samples_figure
 from coterie.report.result_table import result_table
 from coterie.report.runs import read_run
-from coterie.report.uploaded_points import embed, point_files, read_codes, read_points
+from coterie.report.uploaded_points import embed, read_codes, read_points
 from coterie.results import Outcome
 
 # Clusters in rows: 0 and 1 lie in cluster 2, nothing in cluster 1, class 2 in cluster 0.
@@ -238,7 +239,7 @@ def test_files_that_are_not_whole_are_left_out_and_named(tmp_path):
     assert unreadable == ["points-0002.npz", "points-0004.npz", "codes.npz"]
     assert [text.get_text() for text in axes_of(picture.panels[0][1]).texts] == ["client 0"]
     assert "evidence/points-0002.npz, evidence/points-0004.npz" in words(html_of(folder))
-    assert list(point_files(folder)) == [0, 2, 4]
+    assert list(numbered_files(folder, "points")) == [0, 2, 4]
     assert read_points(folder / "evidence" / "none.npz") is None
     for label, clients in ((-1, 3), (0, 2)):
         np.savez(
