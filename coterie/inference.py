@@ -223,7 +223,7 @@ class TrainedModels(Sequence[nn.Module]):
         for cluster, module in enumerate(self):
             example = torch.zeros(2, *self.input_shape, dtype=torch.int64 if self.card.kind == "tokens" else None)
             program = torch.onnx.export(
-                _exportable(module),
+                _Sum(list(module.children())).eval() if isinstance(module, Additive) else module,
                 (example,),
                 dynamo=True,
                 verbose=False,
@@ -377,10 +377,6 @@ class _Sum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of all outputs."""
         return torch.stack([module(x) for module in self.parts]).sum(dim=0)
-
-
-def _exportable(module: nn.Module) -> nn.Module:
-    return _Sum(list(module.children())).eval() if isinstance(module, Additive) else module
 
 
 def _prepared_shape(card: ModelCard) -> tuple[int, ...]:

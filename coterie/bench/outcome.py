@@ -253,10 +253,6 @@ def _ours(cell: Mapping[str, Any], places: int) -> str:
     return _figure(cell["mean"], places) + spread
 
 
-def _difference(cell: Mapping[str, Any], places: int) -> str:
-    return "" if cell["difference"] is None else f"{cell['difference']:+.{places}f}"
-
-
 def _notes(document: Document) -> dict[str, int]:
     """Number the reasons for empty cells from 1 in order of appearance."""
     why = [cell["why"] for row in document["rows"] for cell in row["cells"] if cell and cell["why"]]
@@ -270,8 +266,8 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int)
     paper = "" if cell["paper"] is None else f"{_figure(cell['paper'], places)} → "
     if cell["why"]:
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
-    both = cell["paper"] is not None and cell["mean"] is not None
-    return f"{paper}{_ours(cell, places)}" + (f" ({_difference(cell, places)})" if both else "")
+    difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{places}f})"
+    return f"{paper}{_ours(cell, places)}{difference}"
 
 
 def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int]) -> list[str]:

@@ -102,7 +102,7 @@ def run_table(
                     table,
                     kept,
                     places=places,
-                    jobs=jobs or _jobs(device),
+                    jobs=jobs or (1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))),
                     seen=lambda one, n: seen(_summary(one), n, one.reused),
                     progress=progress,
                 )
@@ -168,10 +168,6 @@ def _device(name: str) -> str:
     if name != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return "cpu"
-
-
-def _jobs(device: str) -> int:
-    return 1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -60,11 +60,8 @@ def accuracies(
             model_errors.sum() for model_errors in _per_example(model, layout, models, x, y, device, example_loss)
         ]
         return np.maximum(0.0, 1 - np.array(errors) / max(float(np.sum((y - y.mean()) ** 2)), 1e-12))
-    return np.array([hits.mean() for hits in _per_example(model, layout, models, x, y, device, _example_hit)])
-
-
-def _example_hit(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.argmax(dim=1) == y
+    hits = _per_example(model, layout, models, x, y, device, lambda logits, labels: logits.argmax(dim=1) == labels)
+    return np.array([model_hits.mean() for model_hits in hits])
 
 
 def _per_example(

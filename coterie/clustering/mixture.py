@@ -181,7 +181,8 @@ def choose(points: FloatArray, rng: np.random.Generator, most: int | None = None
         ValueError: there is no such number, for example with fewer than 4 points.
     """
     mixtures = [fit(points, m, rng) for m in range(2, (_most(len(points)) if most is None else most) + 1)]
-    allowed = {len(mixture.means): mixture for mixture in mixtures if _smallest(mixture) >= 2}
+    sizes = [np.bincount(mixture.labels, minlength=len(mixture.means)) for mixture in mixtures]
+    allowed = {len(size): mixture for size, mixture in zip(sizes, mixtures, strict=True) if size.min() >= 2}
     if not allowed:
         raise ValueError(
             f"no number of groups leaves two of the {len(points)} clients in each; set the number of groups"
@@ -199,11 +200,6 @@ def switch_round(mpo: float, rounds: int) -> int:
 
 def _most(n: int) -> int:
     return min(MAX_GROUPS, n // 2)
-
-
-def _smallest(mixture: Mixture) -> int:
-    """Number of points in the smallest component."""
-    return int(np.bincount(mixture.labels, minlength=len(mixture.means)).min())
 
 
 def _em(points: FloatArray, means: FloatArray) -> Mixture:

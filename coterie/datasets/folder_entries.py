@@ -23,7 +23,7 @@ def is_image(file: Path) -> bool:
     if file.name.startswith("."):
         return False
     suffix = file.suffix.lower()
-    return suffix in IMAGE_SUFFIXES or (_has_no_type(suffix) and bool(_format(file)))
+    return suffix in IMAGE_SUFFIXES or ((not suffix or suffix[1:].isdecimal()) and bool(_format(file)))
 
 
 def losses_of(file: Path, home: Path, class_name: str = "") -> list[Loss]:
@@ -102,10 +102,6 @@ def _format(file: Path) -> str:
             return image_format(opened.read(16))
     except OSError:
         return ""
-
-
-def _has_no_type(suffix: str) -> bool:
-    return not suffix or suffix[1:].isdecimal()
 
 
 def _is_of_system(name: str) -> bool:

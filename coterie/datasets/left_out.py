@@ -51,7 +51,7 @@ class Loss:
         text = f"{self.reason}, {self.count:,} {self.unit}{'s' * (self.count != 1)} {self.effect}"
         text += " by rule" * self.by_rule
         if self.classes:
-            text += f" ({_by_class(self.classes)})"
+            text += f" ({', '.join(f'{count:,} of class {name}' for name, count in self.classes.items())})"
         return text + (f", such as {', '.join(self.examples)}" if self.examples else "")
 
 
@@ -170,7 +170,3 @@ def _total(same: Iterable[Loss]) -> Loss:
     for loss in others:
         total += loss
     return total
-
-
-def _by_class(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} of class {name}" for name, count in counts.items())

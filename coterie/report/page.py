@@ -396,11 +396,6 @@ def _privacy_tile(run: Run) -> _Tile:
     return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified, "How private?")
 
 
-def _hides_participation(run: Run) -> bool:
-    """Whether the guarantee assumes that participation is secret."""
-    return bool(run.certificate.get("public_inputs", {}).get("participation") != "visible")
-
-
 def _guarantee(run: Run) -> list[str]:
     """Describe the certificate in plain language, one string per paragraph."""
     if run.unit == "none":
@@ -428,7 +423,8 @@ def _guarantee(run: Run) -> list[str]:
         ]
     visible = run.certificate.get("epsilon_participation_visible")
     hidden = "the records of each batch" if run.unit == "record" else "the cohort of each round"
-    if visible is not None and run.finished and not _hides_participation(run):
+    public = run.certificate.get("public_inputs", {}).get("participation") == "visible"
+    if visible is not None and run.finished and public:
         paragraphs.append(
             "This holds even if the adversary observes who takes part. It does not hide whether a client replies, "
             "which must not depend on its data."

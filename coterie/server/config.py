@@ -190,7 +190,8 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     unit = explicit.get(_UNIT, _default_unit(method))
     of_method = {full_name(key, method): value for key, value in method.default_settings(unit).items()}
     values = {name: declared.default for name, declared in used.items()}
-    return values | _dataset_defaults(explicit) | {_UNIT: unit} | of_method | _own_data_values(explicit) | explicit
+    required = _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}  # whatever the method's defaults
+    return values | _dataset_defaults(explicit) | {_UNIT: unit} | of_method | required | explicit
 
 
 def _default_unit(method: type[ClusteredStrategy]) -> str:
@@ -230,11 +231,6 @@ def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of the data set."""
     regression = explicit.get("data.dataset") == OWN_DATA and str(explicit.get("data.num-classes")) == "0"
     return {"training.model": "regression"} if regression else {}
-
-
-def _own_data_values(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values required for clients' own data, whatever the defaults of the method."""
-    return _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}
 
 
 def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:
