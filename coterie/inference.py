@@ -149,7 +149,8 @@ class TrainedModels(Sequence[nn.Module]):
             InferenceError: there is no such cluster.
         """
         if not 0 <= cluster < len(self):
-            raise InferenceError(f"cluster {cluster} does not exist: {self._range}")
+            some = "there is one model, of cluster 0" if len(self) == 1 else f"clusters are 0 to {len(self) - 1}"
+            raise InferenceError(f"cluster {cluster} does not exist: {some}")
         module = self._modules[cluster]
         with torch.no_grad():
             parts = [module(chunk) for chunk in torch.split(torch.as_tensor(x), _CHUNK)] if len(x) else []
@@ -242,10 +243,6 @@ class TrainedModels(Sequence[nn.Module]):
     def input_shape(self) -> tuple[int, ...]:
         """Shape of a prepared example."""
         return _prepared_shape(self.card)
-
-    @property
-    def _range(self) -> str:
-        return "there is one model, of cluster 0" if len(self) == 1 else f"clusters are 0 to {len(self) - 1}"
 
 
 def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = False) -> TrainedModels:

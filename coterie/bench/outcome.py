@@ -248,11 +248,6 @@ def _figure(value: float | None, places: int) -> str:
     return _MISSING if value is None else f"{value:.{places}f}"
 
 
-def _ours(cell: Mapping[str, Any], places: int) -> str:
-    spread = "" if cell["std"] is None else f" ± {cell['std']:.{places}f}"
-    return _figure(cell["mean"], places) + spread
-
-
 def _notes(document: Document) -> dict[str, int]:
     """Number the reasons for empty cells from 1 in order of appearance."""
     why = [cell["why"] for row in document["rows"] for cell in row["cells"] if cell and cell["why"]]
@@ -267,7 +262,8 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int)
     if cell["why"]:
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
     difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{places}f})"
-    return f"{paper}{_ours(cell, places)}{difference}"
+    spread = "" if cell["std"] is None else f" ± {cell['std']:.{places}f}"
+    return f"{paper}{_figure(cell['mean'], places)}{spread}{difference}"
 
 
 def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int]) -> list[str]:

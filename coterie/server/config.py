@@ -187,16 +187,14 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in explicit.items():
         if name not in used:
             raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
-    unit = explicit.get(_UNIT, _default_unit(method))
+    unit = SETTINGS[_UNIT].default
+    unit = explicit.get(_UNIT, unit if unit in method.units else method.units[0])
     of_method = {full_name(key, method): value for key, value in method.default_settings(unit).items()}
     values = {name: declared.default for name, declared in used.items()}
-    required = _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}  # whatever the method's defaults
-    return values | _dataset_defaults(explicit) | {_UNIT: unit} | of_method | required | explicit
-
-
-def _default_unit(method: type[ClusteredStrategy]) -> str:
-    default: str = SETTINGS[_UNIT].default
-    return default if default in method.units else method.units[0]
+    own_data = explicit.get("data.dataset") == OWN_DATA
+    of_data = {"training.model": "regression"} if own_data and str(explicit.get("data.num-classes")) == "0" else {}
+    required = _UNPARTITIONED if own_data else {}  # whatever the method's defaults
+    return values | of_data | {_UNIT: unit} | of_method | required | explicit
 
 
 def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,12 +223,6 @@ def _with_columns(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("data.dataset") != OWN_DATA or named:
         return dict(values)
     return {**values, _COLUMNS: first_columns(values.get("data.data-dir") or os.environ.get("COTERIE_DATA"))}
-
-
-def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the data set."""
-    regression = explicit.get("data.dataset") == OWN_DATA and str(explicit.get("data.num-classes")) == "0"
-    return {"training.model": "regression"} if regression else {}
 
 
 def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:

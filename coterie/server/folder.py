@@ -86,10 +86,6 @@ _START = "start/state.safetensors"
 _COMPRESSED = 1 << 24
 
 
-def _no_data(config: RunConfig) -> None:
-    """Check nothing: the data are those of deployed clients."""
-
-
 class RunFolder(Recorder):
     """A run's folder, locked while open. It is the strategy's ``Recorder``.
 
@@ -161,7 +157,10 @@ class RunFolder(Recorder):
 
     @classmethod
     def resume(
-        cls, path: str | Path, settings: Mapping[str, Any], check: Callable[[RunConfig], DataOrigin | None] = _no_data
+        cls,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        check: Callable[[RunConfig], DataOrigin | None] = lambda config: None,
     ) -> RunFolder:
         """Open the folder of an interrupted run.
 
@@ -467,7 +466,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _is_trace(path: Path) -> bool:
-    """Remove the ledger without charges of a run that was killed at its start."""
+    """Whether a file is the ledger without charges of a run that was killed at its start."""
     return path.name == _LEDGER and path.is_file() and len(read_bytes(path).splitlines()) <= 1
 
 
