@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from coterie.cli.console import JsonFlag, answer, console_for, print_json
-from coterie.cli.run import complete_assignment, settings_of
+from coterie.cli.run import Assignments, Clients, Clusters, Config, Epsilon, Rounds, settings_of
 
 if TYPE_CHECKING:
     from coterie.privacy import Plan
@@ -23,21 +23,8 @@ _Text = str | None
 
 # Settings of a run that have options of their own, as in `coterie run`.
 Delta = Annotated[_Text, typer.Option(metavar="DELTA", help="Delta of the guarantee.")]
-Rounds = Annotated[_Text, typer.Option(metavar="T", help="Number of rounds.")]
 Rate = Annotated[_Text, typer.Option(metavar="Q", help="q, sampling rate of clients in a round.")]
 Mechanism = Annotated[_Text, typer.Option(metavar="NAME", help="Mechanism of client-level privacy.")]
-Clients = Annotated[_Text, typer.Option(metavar="M", help="Number of clients.")]
-Clusters = Annotated[_Text, typer.Option(metavar="K", help="Number of clusters.")]
-Config = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
-Assignments = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        autocompletion=complete_assignment,
-        help="Set any setting of `coterie run` by its full name or the last part; repeatable.",
-    ),
-]
 
 
 def _plan(config: Path | None, assignments: list[str], options: Mapping[str, _Text]) -> Plan:
@@ -74,7 +61,7 @@ def privacy_epsilon(
 
 @app.command("noise")
 def privacy_noise(
-    epsilon: Annotated[_Text, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
+    epsilon: Epsilon = None,
     delta: Delta = None,
     rounds: Rounds = None,
     sampling_rate: Rate = None,

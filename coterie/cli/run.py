@@ -97,26 +97,32 @@ _Model = Annotated[
 ]
 
 _Start = Annotated[_Text, typer.Option("--from", metavar="RUN", help="Start with the models of another run.")]
+Clients = Annotated[_Text, typer.Option(metavar="M", help="Number of clients.")]
+Clusters = Annotated[_Text, typer.Option(metavar="K", help="Number of clusters.")]
+Rounds = Annotated[_Text, typer.Option(metavar="T", help="Number of rounds.")]
+Epsilon = Annotated[_Text, typer.Option(metavar="EPSILON", help="Privacy budget.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
+Assignments = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        autocompletion=complete_assignment,
+        help="Set any setting by its full name or the last part; repeatable.",
+    ),
+]
 
 
 def run(
     strategy: _Strategy = None,
     dataset: _Dataset = None,
     model: _Model = None,
-    clients: Annotated[_Text, typer.Option(metavar="N", help="Number of clients.")] = None,
-    clusters: Annotated[_Text, typer.Option(metavar="K", help="Number of clusters.")] = None,
-    rounds: Annotated[_Text, typer.Option(metavar="T", help="Number of rounds.")] = None,
-    epsilon: Annotated[_Text, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    assignments: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            autocompletion=complete_assignment,
-            help="Set any setting by its full name or the last part; repeatable.",
-        ),
-    ] = [],  # noqa: B006
+    clients: Clients = None,
+    clusters: Clusters = None,
+    rounds: Rounds = None,
+    epsilon: Epsilon = None,
+    config: Config = None,
+    assignments: Assignments = [],  # noqa: B006
     engine: Annotated[str, typer.Option(help="Simulation engine: local or ray.")] = "local",
     device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of a reproducible run; such runs are not certified.")] = None,
