@@ -369,6 +369,13 @@ MUTATIONS = [
         f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
     ),
     Mutation(
+        "a plan has any sampling rate and any noise",
+        "coterie/fields.py",
+        "return right and not isinstance(value, bool) and value in self.bounds",
+        "return right and not isinstance(value, bool)",
+        "tests/test_fields.py::test_no_object_has_a_value_beyond_the_declared_limits",
+    ),
+    Mutation(
         "a server chooses how a client's table is read",
         "coterie/client/app.py",
         "(asked.shape, asked.num_classes, asked.fingerprint) != (",
