@@ -261,7 +261,8 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int)
     paper = "" if cell["paper"] is None else f"{_figure(cell['paper'], places)} → "
     if cell["why"]:
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
-    difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{places}f})"
+    both = cell["paper"] is not None and cell["mean"] is not None
+    difference = f" ({cell['difference']:+.{places}f})" if both else ""
     spread = "" if cell["std"] is None else f" ± {cell['std']:.{places}f}"
     return f"{paper}{_figure(cell['mean'], places)}{spread}{difference}"
 
