@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import difflib
 import math
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from coterie.fields import MAX_TEXT, Bounds, Kind, key_of
 from coterie.plugins import form, provided
@@ -35,43 +34,38 @@ class ConfigError(ValueError):
     """An invalid configuration; the message names the setting, its value, and the allowed values."""
 
 
-@dataclass(frozen=True)
-class Setting:  # large: one field per property of a setting
-    """The declaration of one setting.
+@dataclass(frozen=True, kw_only=True)
+class Setting(Kind):  # large: one field per property of a setting
+    """The declaration of one setting. An optional one may be None, written "auto": its meaning depends on others.
 
     Attributes:
         name: full name, such as ``privacy.epsilon``.
-        kind: int, float, str or bool.
-        optional: whether None is allowed; it is written "auto", and its meaning depends on other settings.
         default: default value.
         help: one-line description.
         allowed: description of the allowed values.
-        bounds: range of a number.
-        longest: maximum number of characters of a text.
         check: whether a text, or a number within the bounds, is allowed.
         tuned: whether it is usually tuned on results, outside the guarantee of a single run.
         client: whether clients receive it.
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
-        choices: names that a string may have; empty if it is free.
         custom: whether it may also name an object of users.
     """
 
     name: str
-    kind: type
-    optional: bool
     default: Any
     help: str
     allowed: str
-    bounds: Bounds
-    longest: float
     check: Callable[[Any], bool]
     tuned: bool
     client: bool
     place: bool
     only: tuple[str, Collection[Any]] | None
-    choices: tuple[str, ...]
     custom: bool
+
+    @property
+    def kind(self) -> type:
+        """int, float, str or bool."""
+        return self.types[0]
 
     @property
     def key(self) -> str:
@@ -199,17 +193,8 @@ class Settings:
 
         Any text may name an object of users: whether it does depends on what is installed, which no reply reveals.
         """
-        return {
-            name: Kind(
-                (declared.kind,),
-                declared.optional,
-                bounds=declared.bounds,
-                choices=() if declared.custom else declared.choices,
-                longest=declared.longest,
-            )
-            for name, declared in cls.declared().items()
-            if declared.client
-        }
+        received = {name: declared for name, declared in cls.declared().items() if declared.client}
+        return {name: replace(kind, choices=()) if kind.custom else kind for name, kind in received.items()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
@@ -236,15 +221,11 @@ class Settings:
 
 
 def _declaration(table: str, dataclass_field: Any, hint: Any) -> Setting:
-    metadata = dict(dataclass_field.metadata[_SETTING])
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    value_type = next(one for one in kinds if one is not types.NoneType)
-    metadata["allowed"] = metadata["allowed"] or Kind((value_type,), bounds=metadata["bounds"]).in_words
+    metadata, kind = dict(dataclass_field.metadata[_SETTING]), Kind.of(hint)
+    metadata["allowed"] = metadata["allowed"] or replace(kind, bounds=metadata["bounds"]).in_words
     name = ".".join(filter(None, (table, key_of(dataclass_field.name))))
     assert dataclass_field.default is not MISSING, f"{name} has no default"
-    return Setting(
-        name=name, kind=value_type, optional=types.NoneType in kinds, default=dataclass_field.default, **metadata
-    )
+    return Setting(kind.types, kind.optional, name=name, default=dataclass_field.default, **metadata)
 
 
 def _convert(value_type: type, value: Any) -> Any:
