@@ -1159,7 +1159,7 @@ MUTATIONS = [
         f"{_PRIVACY}/sums.py",
         "        if whole:",
         "        if False:",
-        "tests/privacy/test_sums.py::test_sums_that_do_not_fit_are_computed_again",
+        "tests/privacy/test_charge_sums.py::test_sums_that_do_not_fit_are_computed_again",
     ),
     Mutation(
         "refusals are counted at client level",
