@@ -116,6 +116,8 @@ def client(  # long: one line per option
         schema=_absolute(schema),
         budget_file=_absolute(budget_file),
         policy=_absolute(policy),
+        roster=_absolute(roster),
+        authority=_absolute(ca if roster else None),
     )
     edge = Edge(
         superlink=superlink,

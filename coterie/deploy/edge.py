@@ -117,8 +117,6 @@ class Edge:  # large: the options of a command
         set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
         if self.node.server is None:
             set_keys["server"] = _server(self.superlink, self.ca)
-        if self.roster is not None:
-            set_keys |= {"roster": str(self.roster), "authority": str(self.ca)}
         return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
