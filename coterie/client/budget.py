@@ -124,7 +124,7 @@ def require_head(client: Client, folder: Path, head: object) -> None:
         return
     try:
         path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
-        held = _holds(path, head, client) if path.exists() else False
+        held = isinstance(head, str) and path.exists() and _holds(path, head, client)
     except (LedgerError, OSError):
         return  # the charge fails, too
     if not held:
@@ -142,7 +142,7 @@ def require_head(client: Client, folder: Path, head: object) -> None:
         )
 
 
-def _holds(path: Path, head: object, client: Client) -> bool:
+def _holds(path: Path, head: str, client: Client) -> bool:
     """Whether a ledger has the charge with a head; the end of the file, where it mostly is, is read first."""
     wanted = json.dumps({HEAD: head})[1:-1].encode()
     with open(path, "rb") as file:

@@ -56,7 +56,7 @@ def test_heads_are_random_and_those_of_charges(world):
 
 
 @pytest.mark.parametrize(
-    "head", ["", "ab", HEAD, HEAD.upper(), "x" * 4000, '"head"', 'a", "head": "b', 7, 1.5, True, [1, 2]]
+    "head", ["", "ab", HEAD, HEAD.upper(), "x" * 4000, '"head"', 'a", "head": "b', 7, 1.5, True, [1, 2], b"ab"]
 )
 def test_a_head_that_no_charge_has(world, head):
     ask(world, 1)
