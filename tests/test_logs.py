@@ -4,9 +4,9 @@ import io
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -218,37 +218,69 @@ def test_warnings_of_a_run_in_a_pipe_have_no_colours(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_importing_opacus_does_not_repeat_each_line_of_a_run(tmp_path):
-    """Opacus configures the root logger when it is imported."""
-    program = (
-        "from coterie.cli.run import _open; "
-        "_open({'rounds': 2, 'clients': 20, 'out': 'here'}, 'local').close(); "
-        "import opacus, logging; from flwr.common.logger import log; log(logging.WARNING, 'once')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("once") == 1
+# What a program writes, for each (code, environment variables) of standard input: in a fork for each, since what they
+# import configures the loggers of a whole process. The libraries that take long, and configure none, are there before.
+FORKS = """
+import json, os, sys
+import torch.distributed.tensor
+import flwr.common.logger
+import coterie.cli.run, coterie.cli.status
 
-
-@pytest.mark.parametrize("configure", ["import opacus", "from absl import logging as a; a.info('absl')", "pass"])
-@pytest.mark.parametrize("form", ["", "json"])
-def test_every_line_is_written_once(configure, form):
-    """Opacus and absl configure the root logger, to which Flower's logger passes its lines."""
-    code = f"""
+assert not {"absl", "opacus"} & set(sys.modules)
+for number, (code, variables) in enumerate(json.load(sys.stdin)):
+    if os.fork() == 0:
+        os.environ.update(variables)
+        file = os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1), os.dup2(file, 2)
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, number
+"""
+LINES = """
 import logging
 from flwr.common.logger import log
 from coterie import logs
-from coterie.cli.status import _progress
 logs.install(run="17")
 {configure}
 logs.install(run="17")
 log(logging.INFO, "line of a run")
 logging.getLogger("library").warning("line of a library")
 """
-    environment = {**os.environ, "COTERIE_LOG": form}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    said = done.stdout + done.stderr
-    assert (said.count("line of a run"), said.count("line of a library")) == (1, 1), said
+RUN = """
+from coterie.cli.run import _open
+_open({'rounds': 2, 'clients': 20, 'out': 'here'}, 'local').close()
+import opacus, logging
+from flwr.common.logger import log
+log(logging.WARNING, 'once')
+"""
+CONFIGURE = ["import opacus", "from absl import logging as a; a.info('absl')", "pass"]
+LOGGED = list(product(["", "json"], CONFIGURE))
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each program says, by (form, configuration); None: a run."""
+    folder = tmp_path_factory.mktemp("said")
+    cases = {(form, code): (LINES.format(configure=code), {"COTERIE_LOG": form}) for form, code in LOGGED}
+    cases[None] = (RUN, {"COTERIE_LOG": ""})
+    words = [sys.executable, "-c", FORKS]
+    programs = json.dumps(list(cases.values()))
+    done = subprocess.run(words, input=programs, capture_output=True, text=True, timeout=120, cwd=folder)
+    assert done.returncode == 0, (done.stderr, [file.read_text() for file in sorted(folder.glob("*.txt"))])
+    return {case: (folder / f"{number}.txt").read_text() for number, case in enumerate(cases)}
+
+
+def test_importing_opacus_does_not_repeat_each_line_of_a_run(said):
+    """Opacus configures the root logger when it is imported."""
+    assert said[None].count("once") == 1
+
+
+@pytest.mark.parametrize(("form", "configure"), LOGGED)
+def test_every_line_is_written_once(said, form, configure):
+    """Opacus and absl configure the root logger, to which Flower's logger passes its lines."""
+    text = said[form, configure]
+    assert (text.count("line of a run"), text.count("line of a library")) == (1, 1), text
 
 
 def test_a_root_logger_that_somebody_configured_stays(monkeypatch):
