@@ -260,13 +260,17 @@ def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes],
 
 
 def _impatient(receive: Any) -> Any:
-    """Wrap ``receive`` to end a request whose body does not arrive."""
+    """Wrap ``receive`` to end a request whose body does not arrive; a reply may take any time."""
+    complete = False
 
     async def receive_soon() -> Any:
+        nonlocal complete
         try:
-            return await asyncio.wait_for(receive(), PATIENCE)
+            event = await asyncio.wait_for(receive(), None if complete else PATIENCE)
         except TimeoutError:
             return {"type": "http.disconnect"}
+        complete = complete or not event.get("more_body", False)
+        return event
 
     return receive_soon
 

@@ -156,6 +156,27 @@ def test_a_node_has_few_requests_at_a_time(keys, monkeypatch):
     assert app.bodies == [None] * 20  # each ends, so that the next one has its turn
 
 
+def test_a_reply_may_take_longer_than_a_body(keys, monkeypatch):
+    monkeypatch.setattr(client_port, "PATIENCE", 0.05)
+    events = [{"type": "http.request", "body": b"12345"}]
+    heard = []
+
+    async def receive():
+        if not events:
+            await asyncio.sleep(60)
+        return events.pop()
+
+    async def slow(scope, receive, send):
+        await receive()
+        with contextlib.suppress(TimeoutError):
+            heard.append(await asyncio.wait_for(receive(), 0.2))
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b""})
+
+    assert asyncio.run(call(gate(slow, keys), signed(keys[0]), receive=receive))[0] == 200
+    assert heard == []  # no disconnect
+
+
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory):
     return create(tmp_path_factory.mktemp("port") / "pki", 1, ["superlink"]).folder
