@@ -21,6 +21,7 @@ from coterie.wire.messages import (
     CONFIG,
     DIAGNOSTICS,
     EVALUATE,
+    HEAD,
     IDENTITY,
     LOSSES,
     MODELS,
@@ -232,7 +233,8 @@ def _check_training(report: Report, setting: _Setting, node: _Node, client: int 
             continue
         assert isinstance(reply, ConfigRecord)
         assert isinstance(update, ArrayRecord)
-        extra = sorted({*content} - {REPLY, UPDATE} | {*reply} - _FIELDS)
+        allowed = _FIELDS if setting.plans is None else {*_FIELDS, HEAD}
+        extra = sorted({*content} - {REPLY, UPDATE} | {*reply} - allowed)
         report.require(
             not extra,
             "nothing-else",

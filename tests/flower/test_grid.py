@@ -42,6 +42,8 @@ class SuperLink(HttpGrid):
         self.failures, self.calls = failures, []
         self.stored, self.seen, self.gone = {}, set(), set()
 
+    run = types.SimpleNamespace(fab_hash="")
+
     def _call(self, name):
         self.calls.append(name)
         if self.failures.get(name) and (failure := self.failures[name].pop(0)):

@@ -749,7 +749,10 @@ def adaptive(rounds, **numbers):
 def recorded(tmp_path, rounds, plan, grid=None, **options):
     lines, states = [], []
     recorder = SimpleNamespace(
-        round_finished=lines.append, checkpoint=lambda state, line: states.append(state), evaluated=lambda line: None
+        round_finished=lines.append,
+        checkpoint=lambda state, line: states.append(state),
+        evaluated=lambda line: None,
+        load_artifact=lambda name: None,
     )
     _, _, strategy = train(FedAvg, plan, np.zeros((1, 4)), tmp_path, rounds, grid, recorder=recorder, **options)
     return [line["clip_norm"] for line in lines], states, strategy
