@@ -178,13 +178,11 @@ def _opened(path: Path) -> Iterator[Any]:
         texts = sum(part.file_size for part in parts if not part.filename.startswith("xl/worksheets/"))
         need_at_most(user_records.MAX_BYTES // 32, texts, str(path), "has texts and styles that unpack to")
         need_at_most(user_records.MAX_BYTES // 4, sum(part.file_size for part in parts), str(path), "unpacks to")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # styles and other parts that hold no values
-            book = load_workbook(path, read_only=True, data_only=True, keep_links=False)
-        try:
+        with path.open("rb") as file:  # openpyxl closes none that it cannot read
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # styles and other parts that hold no values
+                book = load_workbook(file, read_only=True, data_only=True, keep_links=False)
             yield book
-        finally:
-            book.close()
     except (DataError, OSError):
         raise
     except Exception as error:

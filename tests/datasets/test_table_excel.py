@@ -1,10 +1,12 @@
 """Excel tables: the values that their owner sees, or an error or a count of what is not one."""
 
+import os
 import re
 import sys
 import warnings
 import zipfile
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -342,3 +344,5 @@ def test_entities_that_expand_are_refused(tmp_path, part):
     changed = head + re.sub(r">\n?<x:(?=r|si|sheets)", ">&i;<x:", content, count=1)
     with pytest.raises(DataError, match=r"is not a valid \.xlsx file .*amplification"):
         read(write_parts(tmp_path / "t.xlsx", **{part: changed}))
+    open_files = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+    assert str(tmp_path / "t.xlsx") not in open_files
