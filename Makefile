@@ -36,9 +36,9 @@ test-all: test test-slow
 test-newest: $(NEWEST)/.ready
 	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not deployment $(TIER)' $(FLOWER_TESTS)
 
-# Needs Docker. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
-test-deployment: $(READY)
-	$(BIN)/python -m pytest -m deployment -rs tests/deployment
+# Needs Docker. FLOWER=newest: with that Flower. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
+test-deployment: $(READY) $(if $(filter newest,$(FLOWER)),$(NEWEST)/.ready)
+	$(if $(filter newest,$(FLOWER)),$(NEWEST)/bin,$(BIN))/python -m pytest -m deployment -rs tests/deployment
 
 # KEYS=delete or KEYS=keep: what becomes of the keys that were made for it; a terminal is asked.
 deploy-demo:

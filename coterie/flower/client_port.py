@@ -5,7 +5,8 @@ password, and a request is received before its sender is known. This port serves
 same process, for registered nodes:
 
     a connection                closed after 10 s without a request, and when 200 others wait for theirs
-    the headers of a request    401, unless they hold the key, time and signature of a registered node
+    the headers of a request    401 (400 with the reason at a SuperNode's start), unless they hold the key, time and
+                                signature of a registered node
     any other API               404
     the body of a request       411 without its length, 413 above 32 MiB; received once the checks are passed, at most
                                 8 at a time from one node and 32 in all
@@ -14,6 +15,7 @@ same process, for registered nodes:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
@@ -58,6 +60,13 @@ KEEP_ALIVE = 15
 
 #: What a request is answered whose time is too far from that of the SuperLink.
 WRONG_TIME = "Invalid timestamp"
+
+#: The first call of a SuperNode, and what it is answered without a registered key: at 401, Flower's SuperNode ends
+#: without a word and with status 0. The number is that of its exit code.
+ACTIVATE = "/v1/fleet/activate-node"
+UNKNOWN_NODE = json.dumps(
+    {"code": 305, "detail": "the key of this SuperNode is not registered, or the time of its clock is wrong"}
+)
 
 # Not what strangers send, which uvicorn warns about.
 _LOGGER = logging.getLogger("uvicorn.error.fleet")
@@ -235,6 +244,8 @@ class Gate:
             if int(headers[b"content-length"]) > MAX_BODY:
                 raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         except RefusedError as refused:
+            if scope["path"] == ACTIVATE and refused.status == HTTPStatus.UNAUTHORIZED:
+                refused = RefusedError(HTTPStatus.BAD_REQUEST, UNKNOWN_NODE)
             await _refuse(send, refused)
             return
         async with self._of_one[key], self._in_all:

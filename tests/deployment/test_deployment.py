@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 from stack import CANARY, OWN_DATA, ROOT, USER, docker, in_image
 
+from coterie.deploy.transport import nodes_speak_http
 from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig
 from coterie.server.folder import RunFolder
@@ -32,16 +33,17 @@ PARITY = {
 KEY, AUTHORITY = "--auth-supernode-private-key", ("--root-certificates", "/out/secrets/ca.crt")
 CERTIFICATE = ("--certificate", "/out/secrets/nodes/node-0.crt")
 CERTIFICATE += ("--certificate-key", "/out/secrets/nodes/node-0.tls.key")
+CLOSED = "Failed to initialize the connection" if nodes_speak_http() else "Socket closed"
 # SuperNodes as strangers would start them, and why they fail: with a key that nobody registered, without a node's
 # certificate, without the authority, without TLS.
 STRANGERS = {
     "unregistered": (
-        "Failed to activate SuperNode",
+        "is not registered" if nodes_speak_http() else "Failed to activate SuperNode",
         *("coterie", "supernode", *CERTIFICATE, KEY, "/out/stranger/nodes/node-0.key", *AUTHORITY),
     ),
-    "no-certificate": ("Socket closed", "flower-supernode", KEY, "/out/secrets/nodes/node-0.key", *AUTHORITY),
+    "no-certificate": (CLOSED, "flower-supernode", KEY, "/out/secrets/nodes/node-0.key", *AUTHORITY),
     "no-authority": ("CERTIFICATE_VERIFY_FAILED", "flower-supernode", KEY, "/out/secrets/nodes/node-0.key"),
-    "plaintext": ("Socket closed", "flower-supernode", "--insecure"),
+    "plaintext": (CLOSED, "flower-supernode", "--insecure"),
 }
 
 

@@ -16,6 +16,7 @@ from tests.flower.test_strangers import superlink
 
 pytestmark = pytest.mark.skipif(not nodes_speak_http(), reason="nodes speak gRPC with Flower 1.39")
 if nodes_speak_http():
+    from flwr.supercore.error import FlowerError
     from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
     from coterie.flower import client_port
@@ -117,6 +118,12 @@ def test_a_key_that_is_not_registered_is_refused(keys):
     assert asked(keys, signed(keys[1])) == (401, "Unauthorized", False)
     mixed = dict(signed(keys[1])) | {b"flwr-public-key": dict(signed(keys[0]))[b"flwr-public-key"]}
     assert asked(keys, list(mixed.items())) == (401, "Unauthorized", False)
+
+
+def test_a_supernode_learns_why_it_may_not_start(keys):
+    status, text, read = asked(keys, signed(keys[1]), path=client_port.ACTIVATE)
+    assert (status, read) == (400, False)
+    assert "not registered" in FlowerError.from_json(text).message
 
 
 @pytest.mark.parametrize(("shift", "status"), [(0, 200), (-299, 200), (-306, 401), (4, 200), (6, 401), (-1e6, 401)])
@@ -234,6 +241,8 @@ def test_no_route_is_reachable_for_strangers(pki, tmp_path):
     every = routes()
     assert len(every) > 50
     with superlink(pki, tmp_path) as (_, port, control):
-        assert {status_of(port, pki, *route) for route in every} == {401}
+        answers = {route: status_of(port, pki, *route) for route in every}
+        assert answers.pop(("POST", client_port.ACTIVATE)) == 400
+        assert set(answers.values()) == {401}
         # the check can fail: on the port of the operator, they are answered
         assert {200} <= {status_of(control, pki, *route) for route in every}
