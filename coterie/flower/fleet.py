@@ -106,6 +106,7 @@ def _over_http(address: str, authority: Path, certificate: Certificate | None, t
 
         def call(signed: Signed) -> str:
             headers = {
+                "content-type": "application/protobuf",  # the SuperLink logs an error without it
                 KEY: b64encode(signed.key).decode(),
                 TIMESTAMP_HEADER: signed.timestamp,
                 SIGNATURE: b64encode(signed.signature).decode(),

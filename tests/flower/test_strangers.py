@@ -170,3 +170,4 @@ def test_a_clock_that_the_superlink_rejects(pki, tmp_path, monkeypatch):
             with monkeypatch.context() as patched:
                 patched.setattr(date, "now", lambda shift=seconds: datetime.now(UTC) + timedelta(seconds=shift))
                 assert clock_error(f"localhost:{port}", *given) == error
+    assert "Unsupported" not in (tmp_path / "superlink.log").read_text()
