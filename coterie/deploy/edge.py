@@ -405,7 +405,7 @@ def _superlink(edge: Edge) -> str:
 
 
 def _first_bytes(secure: ssl.SSLSocket, host: str) -> bytes:
-    """Return what the SuperLink says first: over gRPC by itself, over HTTP to a call."""
+    """Return the first bytes from the SuperLink: unprompted over gRPC, in response to a call over HTTP."""
     if nodes_speak_http():
         secure.sendall(_UNSIGNED.format(host=host).encode())
     return secure.recv(100)

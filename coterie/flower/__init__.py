@@ -66,6 +66,15 @@ PRIVATE = (
         "serves the Fleet API on a port of its own",
         over_http=True,
     ),
+    PrivatePart("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER", (), "flower.fleet", _NODE, over_http=True),
+    PrivatePart("flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER", (), "flower.fleet", _NODE, over_http=True),
+    PrivatePart(
+        "flwr.supercore.primitives.asymmetric.verify_signature",
+        ("public_key", "message", "signature"),
+        "flower.client_port",
+        _NODE,
+        over_http=True,
+    ),
     PrivatePart(
         "flwr.superlink.routers.fleet.router.router", (), "flower.client_port", "has its paths", over_http=True
     ),

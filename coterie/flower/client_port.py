@@ -30,7 +30,7 @@ from importlib import import_module
 from logging import INFO
 from typing import Any
 
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore import date, log
 from flwr.supercore.address import parse_address
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -39,12 +39,10 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from coterie.flower import find
+from coterie.flower.fleet import http_headers
+from coterie.flower.superlink import MAX_MESSAGE, NO_CERTIFICATES
 
-#: Names of headers that hold the key of a node, and its signature of the time.
-KEY, SIGNATURE = (find(f"flwr.supercore.constant.FLEET_HTTP_{name}_HEADER") for name in ("PUBLIC_KEY", "SIGNATURE"))
-#: Bytes of the largest body that is received; Flower sends arrays in parts of 5 MiB.
-MAX_BODY = 32 * 2**20
+_KEY, _TIMESTAMP, _SIGNATURE = (name.encode() for name in http_headers())
 #: Bytes of the largest headers.
 MAX_HEADERS = 16 * 2**10
 #: Seconds for the TLS handshake, for the headers of a first request, and between two parts of a body.
@@ -87,7 +85,7 @@ def open_with(address: str, require_certificates: bool) -> None:
 
     def create_app(config: Any, superlink_lifespan_class: Any) -> Any:
         if require_certificates and config.certificates is None:
-            sys.exit("error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile")
+            sys.exit(NO_CERTIFICATES)
         app = create(config, superlink_lifespan_class)
         listener, lifespan = _listener(address), app.router.lifespan_context
 
@@ -241,7 +239,7 @@ class Gate:
                 raise RefusedError(HTTPStatus.NOT_FOUND)
             if b"content-length" not in headers:
                 raise RefusedError(HTTPStatus.LENGTH_REQUIRED)
-            if int(headers[b"content-length"]) > MAX_BODY:
+            if int(headers[b"content-length"]) > MAX_MESSAGE:
                 raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         except RefusedError as refused:
             if scope["path"] == ACTIVATE and refused.status == HTTPStatus.UNAUTHORIZED:
@@ -255,8 +253,8 @@ class Gate:
 def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes], bool]) -> bytes:
     """Return the key of the registered node that signed the time of a request, or raise :class:`RefusedError`."""
     try:
-        key, signature = (b64decode(headers[name.encode()], validate=True) for name in (KEY, SIGNATURE))
-        timestamp = headers[TIMESTAMP_HEADER.encode()]
+        key, signature = (b64decode(headers[name], validate=True) for name in (_KEY, _SIGNATURE))
+        timestamp = headers[_TIMESTAMP]
         age = (date.now() - datetime.fromisoformat(timestamp.decode("ascii"))).total_seconds()
         signed = verify_signature(bytes_to_public_key(key), timestamp, signature)
     except Exception:  # anything may be in the headers of a stranger

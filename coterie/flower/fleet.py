@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from coterie.deploy.transport import nodes_speak_http
+from coterie.flower import find
 
 # Any call works. The node id of an empty request is invalid, and the SuperLink checks it after the signature and its
 # time.
@@ -60,6 +61,14 @@ def clock_error(
     return "more than a day ahead or behind, or set to another time zone"
 
 
+def http_headers() -> tuple[str, str, str]:
+    """Return the names of the HTTP headers that hold a node's key, the time of a request, and its signature."""
+    from flwr.common.constant import TIMESTAMP_HEADER
+
+    key = find("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER")
+    return key, TIMESTAMP_HEADER, find("flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER")
+
+
 def _signed(key: Path, offset: timedelta) -> Signed:
     """Return what proves to a SuperLink who sends a request, signed at a shifted time."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -95,10 +104,8 @@ def _over_grpc(address: str, authority: Path, certificate: Certificate | None, t
 @contextmanager
 def _over_http(address: str, authority: Path, certificate: Certificate | None, timeout: float) -> Iterator[Call]:
     import httpx
-    from flwr.common.constant import TIMESTAMP_HEADER
 
-    from coterie.flower.client_port import KEY, SIGNATURE
-
+    key, timestamp, signature = http_headers()
     context = ssl.create_default_context(cafile=str(authority))
     if certificate is not None:
         context.load_cert_chain(*certificate)
@@ -107,9 +114,9 @@ def _over_http(address: str, authority: Path, certificate: Certificate | None, t
         def call(signed: Signed) -> str:
             headers = {
                 "content-type": "application/protobuf",  # the SuperLink logs an error without it
-                KEY: b64encode(signed.key).decode(),
-                TIMESTAMP_HEADER: signed.timestamp,
-                SIGNATURE: b64encode(signed.signature).decode(),
+                key: b64encode(signed.key).decode(),
+                timestamp: signed.timestamp,
+                signature: b64encode(signed.signature).decode(),
             }
             try:
                 return client.post(f"https://{address}{_PATH}", headers=headers).text

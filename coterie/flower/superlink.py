@@ -30,6 +30,7 @@ from coterie.flower import check
 BUSY_SECONDS = 60
 #: Bytes of the largest message that the Fleet API receives.
 MAX_MESSAGE = 32 * 2**20
+NO_CERTIFICATES = "error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile"
 
 
 def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
@@ -60,7 +61,7 @@ def serve(flags: Sequence[str]) -> None:
         parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
     if over_http and "--simulation" not in flags:
-        check("flower.client_port")
+        check("flower.client_port", "flower.fleet")
         from coterie.flower import client_port
 
         client_port.open_with(options.fleet_api_address, options.require_client_certificates)
@@ -110,7 +111,7 @@ def protect_fleet(require_certificates: bool) -> None:
         if not require_certificates:
             return create(*arguments, **options)
         if options.get("certificates") is None:
-            sys.exit("error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile")
+            sys.exit(NO_CERTIFICATES)
         with _client_certificates():
             return create(*arguments, **options)
 

@@ -20,7 +20,7 @@ if nodes_speak_http():
     from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
     from coterie.flower import client_port
-    from coterie.flower.client_port import MAX_BODY, Gate
+    from coterie.flower.client_port import MAX_MESSAGE, Gate
 
 PATH = "/v1/fleet/push-messages"
 
@@ -142,8 +142,8 @@ def test_no_other_path_is_passed_on(keys, path):
 
 def test_bodies_need_a_length_within_the_limit(keys):
     assert asked(keys, signed(keys[0]), length=None) == (411, "Length Required", False)
-    assert asked(keys, signed(keys[0]), length=MAX_BODY)[0] == 200
-    assert asked(keys, signed(keys[0]), length=MAX_BODY + 1)[0::2] == (413, False)
+    assert asked(keys, signed(keys[0]), length=MAX_MESSAGE)[0] == 200
+    assert asked(keys, signed(keys[0]), length=MAX_MESSAGE + 1)[0::2] == (413, False)
     assert asked(keys, signed(keys[0]), method="GET") == (404, "Not Found", False)
 
 
