@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -62,6 +63,22 @@ def coterie(tmp_path, monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def submitters_once(tmp_path_factory):
+    from coterie.deploy.certificates import add_submitter, create
+
+    folder = create(tmp_path_factory.mktemp("submitters") / "pki", 1, ["superlink"]).folder
+    add_submitter(folder, "alice")
+    add_submitter(folder, "bob")
+    return folder
+
+
+@pytest.fixture
+def pki_of_submitters(submitters_once, tmp_path):
+    """A folder of certificates with the keys of two submitters, alice and bob, which the test may change."""
+    return shutil.copytree(submitters_once, tmp_path / "pki")
 
 
 @pytest.hookimpl(wrapper=True)

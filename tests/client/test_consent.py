@@ -1,14 +1,13 @@
 """A client whose policy names submitters answers what one of them has signed, and nothing else."""
 
 import logging
-import shutil
 
 import pytest
 from test_hostile_server import CHEAP, WORLDS, World, plans, sender  # noqa: F401
 
 from coterie.client.app import client_of
 from coterie.client.consent import Consent
-from coterie.deploy.certificates import add_submitter, create, remove_submitter
+from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.run_request import RunRequest
@@ -22,17 +21,9 @@ APP = "ab" * 32
 POLICY = 'submitters = ["alice"]'
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    folder = create(tmp_path_factory.mktemp("consent") / "pki", 1, ["superlink"]).folder
-    add_submitter(folder, "alice")
-    add_submitter(folder, "bob")
-    return folder
-
-
 @pytest.fixture
-def pki(made_once, tmp_path):
-    return shutil.copytree(made_once, tmp_path / "pki")
+def pki(pki_of_submitters):
+    return pki_of_submitters
 
 
 @pytest.fixture
@@ -67,14 +58,7 @@ def request(text, **changes):
 
 def refusal(site, change, verb="train"):
     """Why the policy refuses a request, before data are read and before anything is charged."""
-    charges, data = site.charges, site.path / "data" / "train.npz"
-    content = data.read_bytes()
-    data.write_bytes(b"whoever reads this fails")
-    try:
-        kind, text, *_ = site.ask(verb, change)
-    finally:
-        data.write_bytes(content)
-    assert site.charges == charges
+    kind, text = site.ask_unread(verb, change)
     assert kind == "error"
     return text.partition("does not allow it: ")[2]
 

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import tomllib
 from datetime import datetime, timedelta
 
@@ -11,7 +10,7 @@ import pytest
 from apps import app_folder
 from commands import assert_refused, document
 
-from coterie.deploy.certificates import add_submitter, create, remove_submitter
+from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import Roster, read_authorities
 from coterie.deploy.run_request import RunRequest
@@ -41,17 +40,9 @@ RECORD = {
 }
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    folder = create(tmp_path_factory.mktemp("request") / "pki", 1, ["superlink"]).folder
-    add_submitter(folder, "alice")
-    add_submitter(folder, "bob")
-    return folder
-
-
 @pytest.fixture
-def pki(made_once, tmp_path):
-    return shutil.copytree(made_once, tmp_path / "pki")
+def pki(pki_of_submitters):
+    return pki_of_submitters
 
 
 def key(pki, name="alice"):
