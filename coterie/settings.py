@@ -188,6 +188,7 @@ class Settings:
     # ---- what clients receive ---------------------------------------------------------------------------------
 
     @classmethod
+    @cache
     def received(cls) -> dict[str, Kind]:
         """Return the kind of every field that clients receive.
 

@@ -413,8 +413,8 @@ MUTATIONS = [
     Mutation(
         "a private reply tells that a client has no records",
         "coterie/client/cohort.py",
-        "if self.plans or not simulated or not isinstance(self.federation, OwnFederation):",
-        "if not simulated or not isinstance(self.federation, OwnFederation):",
+        "        if self.plans:\n            return {}\n        charged",
+        "        charged",
         "tests/client/test_empty_sites.py::test_at_record_level_a_simulated_client_replies_as_if_it_had_records",
     ),
     Mutation(
@@ -777,8 +777,8 @@ MUTATIONS = [
     Mutation(
         "replies leave without a fixed size",
         "coterie/client/app.py",
-        "            fix_size(reply)",
-        "            fix_size",
+        "        fix_size(reply)",
+        "        fix_size",
         f"{_REPLY_SIZES}::test_the_size_of_a_reply_depends_on_no_record",
     ),
     Mutation(
@@ -1171,8 +1171,8 @@ MUTATIONS = [
     Mutation(
         "a reply leaves although it is not in the audit log",
         "coterie/client/audited.py",
-        "return reply if recorded or not isinstance(reply, RecordDict) else _unrecorded(client)",
-        "return reply",
+        "if not _record(client, asked | decision):",
+        "if not _record(client, asked | decision) and False:",
         "tests/client/test_audited.py::test_a_reply_that_cannot_be_recorded_does_not_leave",
     ),
 ]

@@ -10,7 +10,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -56,42 +56,60 @@ if TYPE_CHECKING:
 
 
 def _handle(message: Message, context: Context) -> Message:
+    deployed = "client-id" in context.node_config
+    return Message((_deployed_reply if deployed else _simulated_reply)(message, context), reply_to=message)
+
+
+def _simulated_reply(message: Message, context: Context) -> RecordDict:
+    from coterie.client.handlers import handle  # imports PyTorch
+
+    client = Client(int(context.node_config["partition-id"]))
+    _name_in_logs(client, message, context)
+    return _sent(handle(message.metadata.message_type, message.content, [client])[0])
+
+
+def _deployed_reply(message: Message, context: Context) -> RecordDict:
+    """Return the reply of a deployed client, within its policy and its budget, recorded in its audit log.
+
+    Raises:
+        ClientError: the client does not reply. Its text is what the server gets: no other exception leaves, since
+            Flower sends the text of an exception to the server, and the text may contain data.
+    """
     began = time.monotonic()
-    node, client = _node(context)
-    deployed = client.deployed
     message_type, content = message.metadata.message_type, message.content
-    if deployed:
-        sent = content.config_records.get(CONFIG)
-        consent = Consent.of(node, sent.get(RUN_REQUEST) if sent else None)
-        client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
-    group = message.metadata.group_id  # of messages of a round: its number
-    logs.install(
-        run=str(context.run_id),
-        node=str(context.node_id),
-        client=client.client_id,
-        round=int(group) if group.isdigit() else None,
-    )
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    node, client = _node(context)
+    consent = Consent.of(node, config.get(RUN_REQUEST))
+    client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
+    _name_in_logs(client, message, context)
     try:
         if message_type == IDENTITY:
-            reply: ReplyOrError = identity_reply(client)
-        else:
-            with audited(client, message_type, content.config_records.get(CONFIG, {})) as decide:
-                reply = decide(_reply_to(message_type, content, client, node))
-        if deployed and message_type != IDENTITY and isinstance(reply, RecordDict):
-            from coterie.flower.sizes import fix_size
+            return identity_reply(client)
+        reply = audited(client, message_type, config, lambda: _sent(_reply_to(message_type, content, client, node)))
+        from coterie.flower.sizes import fix_size
 
-            fix_size(reply)
+        fix_size(reply)
+        return reply
+    except ClientError:
+        raise
     except Exception as error:
-        if isinstance(error, ClientError) or not deployed:
-            raise
-        # Flower sends the text of an exception to the server, and the text may contain data.
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
         raise ClientError(f"client {client.client_id} failed; see its own log for details") from None
     finally:
-        _wait(began, node)
+        _wait(began, node.reply_seconds or 0.0)
+
+
+def _sent(reply: ReplyOrError) -> RecordDict:
+    """Return a reply; raise an error."""
     if isinstance(reply, ClientError):
         raise reply
-    return Message(reply, reply_to=message)
+    return reply
+
+
+def _name_in_logs(client: Client, message: Message, context: Context) -> None:
+    group = message.metadata.group_id  # of messages of a round: its number
+    number = int(group) if group.isdigit() else None
+    logs.install(run=str(context.run_id), node=str(context.node_id), client=client.client_id, round=number)
 
 
 def client_of(node: NodeConfig) -> Client:
@@ -120,14 +138,11 @@ def client_of(node: NodeConfig) -> Client:
 
 
 def _node(context: Context) -> tuple[NodeConfig, Client]:
-    """Return the node configuration and its client, of a deployed or a simulated node.
+    """Return the node configuration of a deployed client, and the client.
 
     Raises:
         ClientError: the configuration has errors, whose texts the server does not get: they may hold its values.
     """
-    if "client-id" not in context.node_config:
-        simulated = int(context.node_config["partition-id"])
-        return NodeConfig(client_id=simulated), Client(simulated)
     try:
         node = NodeConfig.from_record(context.node_config)
         return node, client_of(node)
@@ -137,7 +152,7 @@ def _node(context: Context) -> tuple[NodeConfig, Client]:
 
 
 def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> Cohort:
-    """Parse a request, and validate it against bounds and the node configuration; drop the server's data path.
+    """Parse a request, and validate it against bounds and the node configuration.
 
     This does not read the client's data: neither text nor time of a rejection depends on them.
 
@@ -191,7 +206,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
             declared.fingerprint,
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
-    return replace(cohort, config=replace(config, data=replace(config.data, data_dir="")))
+    return cohort
 
 
 def _refused(client: Client, cohort: Cohort) -> str:
@@ -220,33 +235,30 @@ def _released(cohort: Cohort) -> list[str]:
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
     from coterie.client.budget import require_head
-    from coterie.client.handlers import HANDLERS, handle  # imports PyTorch
+    from coterie.client.handlers import replies  # imports PyTorch
     from coterie.client.reply_cache import ReplyCache
 
-    if not client.deployed:
-        return handle(message_type, content, [client])[0]
     cohort = _validated(message_type, content, client, node)
     if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
-        return HANDLERS[message_type](cohort)[0]
+        return replies(cohort)[0]
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
     client = replace(client, head=secrets.token_hex(16))
-    cohort = replace(cohort, clients=[client])
     cache = ReplyCache(folder, client.client_id)
     with cache.lock():
         if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
-        reply = HANDLERS[message_type](cohort)[0]
+        reply = replies(replace(cohort, clients=[client]))[0]
         if isinstance(reply, RecordDict):
             reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)
         return reply
 
 
-def _wait(began: float, node: NodeConfig) -> None:
+def _wait(began: float, least: float) -> None:
     """Delay the reply to ``reply-seconds`` of the node configuration, so that its time reveals less."""
-    least, taken = node.reply_seconds or 0.0, time.monotonic() - began
+    taken = time.monotonic() - began
     if least and taken > least:
         log(WARNING, "a reply took %.3g s, longer than reply-seconds = %g: increase reply-seconds", taken, least)
     time.sleep(max(0.0, least - taken))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from logging import ERROR, INFO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import RecordDict
 from flwr.common.logger import log
@@ -16,28 +15,27 @@ from coterie.client.state import ClientError
 from coterie.logs import printable
 from coterie.wire.messages import CHARGED_REQUESTS
 
-if TYPE_CHECKING:
-    from coterie.client.handlers import ReplyOrError
-
-Decide = Callable[["ReplyOrError"], "ReplyOrError"]
-
 
 def audit_path(client: Client) -> Path:
     """Return the file of a client's audit log, in its state folder."""
     return Path(client.folder or "") / f"client-{client.client_id}.audit.jsonl"
 
 
-@contextmanager
-def audited(client: Client, message_type: str, config: Mapping[str, Any]) -> Iterator[Decide]:
-    """Record a request and its decision before the reply leaves, unless the client has no state folder of its own.
+def audited(
+    client: Client, message_type: str, config: Mapping[str, Any], answer: Callable[[], RecordDict]
+) -> RecordDict:
+    """Return the reply to a request, recorded before it leaves, unless the client has no state folder of its own.
 
-    The context is a function that takes the reply, and returns what leaves: the reply, or an error if the decision
-    cannot be recorded. An exception is a decision, too, and stays the reply if it cannot be recorded.
+    An exception is a decision, too, and stays the reply if it cannot be recorded.
 
     Args:
         client: whose request it is.
         message_type: of the request.
         config: what the server sent; its values are recorded in printable form.
+        answer: computes the reply.
+
+    Raises:
+        ClientError: the reply cannot be recorded.
     """
     number, strategy = config.get("round"), config.get("strategy")
     asked = {
@@ -49,21 +47,18 @@ def audited(client: Client, message_type: str, config: Mapping[str, Any]) -> Ite
         "type": message_type,
         "round": number if type(number) is int else None,
     }
-
-    def decide(reply: ReplyOrError) -> ReplyOrError:
-        recorded = _record(client, asked | _decision(client, message_type, asked, reply))
-        return reply if recorded or not isinstance(reply, RecordDict) else _unrecorded(client)
-
     try:
-        yield decide
+        reply = answer()
+        decision = _answered(client, message_type, asked)
     except Exception as error:
         _record(client, asked | _refused(error))
         raise
+    if not _record(client, asked | decision):
+        raise ClientError(f"client {client.client_id} cannot record the request; see its own log for details")
+    return reply
 
 
-def _decision(client: Client, message_type: str, asked: Mapping[str, Any], reply: ReplyOrError) -> dict[str, Any]:
-    if not isinstance(reply, RecordDict):
-        return _refused(reply)
+def _answered(client: Client, message_type: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     if not client.folder or client.budget is None or message_type not in CHARGED_REQUESTS:
         return {"decision": "answered"}
     from coterie.client.budget import epsilon_so_far
@@ -94,7 +89,3 @@ def _record(client: Client, fields: Mapping[str, Any]) -> bool:
         log(ERROR, "client %s: %s", client.client_id, error)
         return False
     return True
-
-
-def _unrecorded(client: Client) -> ClientError:
-    return ClientError(f"client {client.client_id} cannot record the request; see its own log for details")

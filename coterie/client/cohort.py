@@ -23,9 +23,10 @@ from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, facts, federate, own_federation
+from coterie.datasets.settings import DataSettings
 from coterie.privacy import RecordPlan
 from coterie.wire import ClientConfig, Request, TrainRequest, read_request
-from coterie.wire.messages import CONFIG, Layout
+from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
@@ -63,8 +64,13 @@ def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation |
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
             return OwnFederation(paths, data_facts, transform, deployed)
         return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, data_facts, transform)
-    partition = Partition(**{name: getattr(spec, name) for name in Partition.declared()})
+    partition = _partition(spec)
     return federate(spec.dataset, partition, seed=config.partition_seed, data_dir=folder, transform=transform)
+
+
+@lru_cache(maxsize=4)
+def _partition(spec: DataSettings) -> Partition:
+    return Partition(**{name: getattr(spec, name) for name in Partition.declared()})
 
 
 _plans = lru_cache(maxsize=4)(parse_plans)
@@ -90,6 +96,14 @@ def torch_device(name: str) -> str:
     return name
 
 
+def _local_training(config: ClientConfig, request: Request, private: bool) -> LocalTrainingConfig:
+    local, options = config.training, request if isinstance(request, TrainRequest) else TrainRequest()
+    device = torch_device(local.device)
+    batch_size = _FULL_BATCH if options.first_batch and not private else local.batch_size
+    precision = local.gpu_precision if device == "cuda" else "float32"
+    return LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision)
+
+
 @dataclass(frozen=True)
 class Cohort:  # large: what handlers read of a message, each computed once
     """The clients of one message, and its content. Data and network are loaded on first use.
@@ -101,6 +115,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         models: (k, d) parameters of the received models.
         layout: of these parameters.
         clients: the n clients that received the message.
+        local_training: hyper-parameters of local training.
     """
 
     config: ClientConfig
@@ -109,10 +124,11 @@ class Cohort:  # large: what handlers read of a message, each computed once
     models: Vectors
     layout: Layout
     clients: Sequence[Client]
+    local_training: LocalTrainingConfig
 
     @classmethod
     def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client], *, finite: bool = False) -> Cohort:
-        """Parse a message.
+        """Parse a message. Only simulated clients read data where it says.
 
         Args:
             message_type: a key of :data:`~coterie.wire.requests.REQUESTS`.
@@ -125,25 +141,14 @@ class Cohort:  # large: what handlers read of a message, each computed once
                 models are not 0 to k - 1.
         """
         request, models, layout = read_request(message_type, content, finite=finite)
-        config = ClientConfig.from_record(content[CONFIG])
-        if isinstance(request, TrainRequest):
-            Penalty.of(request)
-        return cls(config, request, _plans(request.record_plans), models, layout, clients)
+        record = {**content[CONFIG], "data-dir": ""} if clients[0].deployed else content[CONFIG]
+        config, plans = ClientConfig.from_record(record), _plans(request.record_plans)
+        return cls(config, request, plans, models, layout, clients, _local_training(config, request, bool(plans)))
 
     @property
     def train_request(self) -> TrainRequest:
         """The request, if it is one to train; otherwise one without options."""
         return self.request if isinstance(self.request, TrainRequest) else TrainRequest()
-
-    @cached_property
-    def local_training(self) -> LocalTrainingConfig:
-        """Hyper-parameters of local training."""
-        local, request = self.config.training, self.train_request
-        device = torch_device(local.device)
-        batch_size = _FULL_BATCH if request.first_batch and not self.plans else local.batch_size
-        precision = local.gpu_precision if device == "cuda" else "float32"
-        penalty = Penalty.of(request)
-        return LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, penalty, precision)
 
     @cached_property
     def federation(self) -> Federation | OwnFederation:
@@ -201,22 +206,22 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return [np.random.default_rng(key) for key in keys]
 
     @property
-    def budget_errors(self) -> list[ClientError]:
-        """One error per client if a client has a budget and the request has no record-level plan; otherwise empty."""
-        paid = self.plans or not any(client.budget for client in self.clients)
-        return [] if paid else [ClientError(_BUDGET_MISMATCH, "budget")] * len(self.clients)
+    def errors(self) -> dict[int, ClientError]:
+        """Errors of clients that cannot reply, by client id.
 
-    @property
-    def empty_site_errors(self) -> dict[int, ClientError]:
-        """An error for each simulated client whose own data have no training records, by client id.
-
-        A deployed client, and every client at record level, replies as if it had some: the server must not learn that.
+        These have a budget, and the request has no record-level plan; or they are simulated, and their own data have no
+        training records. A deployed client, and every client at record level, replies as if it had some: the server
+        must not learn that.
         """
-        simulated = [client for client in self.clients if client.folder is None]
-        if self.plans or not simulated or not isinstance(self.federation, OwnFederation):
+        if self.plans:
             return {}
+        charged = self.request.message_type in CHARGED_REQUESTS
+        errors = {c.client_id: ClientError(_BUDGET_MISMATCH, "budget") for c in self.clients if charged and c.budget}
+        simulated = [client for client in self.clients if client.folder is None]
+        if not simulated or not isinstance(self.federation, OwnFederation):
+            return errors
         empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
-        return {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
+        return errors | {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
 
     @property
     def is_stateful(self) -> bool:

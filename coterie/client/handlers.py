@@ -67,19 +67,22 @@ def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) ->
     """
     if message_type == IDENTITY:
         return [identity_reply(client) for client in clients]
-    return _of_clients_with_records(HANDLERS[message_type], Cohort.of(message_type, content, clients))
+    return replies(Cohort.of(message_type, content, clients))
 
 
-def _of_clients_with_records(
-    handler: Callable[[Cohort], Sequence[_Reply]], cohort: Cohort
-) -> Sequence[_Reply | ClientError]:
-    """Return the replies of these clients, which are errors for those that have nothing to train on."""
-    errors = cohort.empty_site_errors
+def replies(cohort: Cohort) -> Sequence[ReplyOrError]:
+    """Return the replies of a cohort's clients."""
+    return _of_others(cohort, HANDLERS[cohort.request.message_type])
+
+
+def _of_others(cohort: Cohort, handler: Callable[[Cohort], Sequence[_Reply]]) -> Sequence[_Reply | ClientError]:
+    """Return the replies of clients; errors for those whose budget, or lack of records, allows none."""
+    errors = cohort.errors
     if not errors:
         return handler(cohort)
     others = [client for client in cohort.clients if client.client_id not in errors]
-    replies = iter(handler(replace(cohort, clients=others)) if others else ())
-    return [errors.get(client.client_id) or next(replies) for client in cohort.clients]
+    made = iter(handler(replace(cohort, clients=others)) if others else ())
+    return [errors.get(client.client_id) or next(made) for client in cohort.clients]
 
 
 def _train(cohort: Cohort) -> list[ReplyOrError]:
@@ -87,8 +90,6 @@ def _train(cohort: Cohort) -> list[ReplyOrError]:
 
     The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rebalancing.py).
     """
-    if cohort.budget_errors:
-        return list(cohort.budget_errors)
     if not cohort.plans:
         return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
     chosen, updates, below, refusals = train_privately(cohort)
@@ -105,8 +106,6 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
         are returned as replies.
     """
     cohort = Cohort.of(TRAIN, content, clients)
-    if cohort.budget_errors:
-        return list(cohort.budget_errors)
     assert not cohort.plans  # noisy updates are not summed before the server has validated them
 
     def add(cohort: Cohort) -> list[RecordDict | None]:
@@ -116,7 +115,7 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
         rows = zip(cohort.clients, labels, redrawn, updates, strict=True)
         return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
 
-    return list(_of_clients_with_records(add, cohort))
+    return list(_of_others(cohort, add))
 
 
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
@@ -154,8 +153,6 @@ def _reply(
 def _losses(cohort: Cohort) -> list[ReplyOrError]:
     """Return the mean loss of every received model on the client's training data (LCFL)."""
     refusals: Sequence[ClientError | None] = [None] * len(cohort.clients)
-    if cohort.budget_errors:
-        return list(cohort.budget_errors)
     if cohort.plans:
         values, refusals = noisy_model_losses(cohort)
     else:

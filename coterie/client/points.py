@@ -35,8 +35,6 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     """Train the received GAN, and return samples from it (PPFC-GAN)."""
     clients, request, training = cohort.clients, cohort.request, cohort.local_training
     assert isinstance(request, GanRequest)
-    if cohort.budget_errors:
-        return list(cohort.budget_errors)
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.federation.input_shape, request.labels)

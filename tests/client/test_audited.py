@@ -4,11 +4,11 @@ import logging
 import os
 
 import pytest
+from flwr.app import RecordDict
 from test_hostile_server import CHEAP, WORLDS, World, sender  # noqa: F401
 
 from coterie.client.audited import audited
 from coterie.client.identity import Client
-from coterie.client.state import ClientError
 from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 
@@ -83,6 +83,7 @@ def test_a_repeated_request_is_recorded_though_it_is_not_charged_again(world):
 def test_simulated_clients_record_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for client in (Client(0), Client(0, "")):
-        with audited(client, "train", {}) as decide:
-            assert isinstance(decide(ClientError("no")), ClientError)
+        assert audited(client, "train", {}, RecordDict) == RecordDict()
+        with pytest.raises(ZeroDivisionError):
+            audited(client, "train", {}, lambda: 1 // 0)
     assert os.listdir(tmp_path) == []

@@ -189,7 +189,7 @@ def test_own_records_are_not_cut_in_a_simulation_either(folder):
     config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
     request = TrainRequest(record_plans=config.plan.record_plans)
     plans, client = parse_plans(request.record_plans), Client(0)
-    own = Cohort(ClientConfig.from_record(config.for_clients()), request, plans, None, None, [client])
+    own = Cohort(ClientConfig.from_record(config.for_clients()), request, plans, None, None, [client], None)
     assert isinstance(own.federation, OwnFederation)
     assert len(own.shard(client).y) > own.plan(0).num_examples == 5
 

@@ -460,7 +460,7 @@ def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
     """Cut to N records, a client that holds more would put another one in a removed one's place."""
     terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
     config, plans = ClientConfig.from_record({**CONFIG, "groups": "4:4"}), parse_plans(terms.record_plans)
-    cohort = Cohort(config, TrainRequest(), plans, None, None, [Client(0)])
+    cohort = Cohort(config, TrainRequest(), plans, None, None, [Client(0)], None)
     assert len(cohort.shard(Client(0)).y) == 3  # a simulated one is given no more
     assert len(cohort.shard(Client(0, str(tmp_path))).y) == RECORDS
 
