@@ -76,9 +76,9 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
             Flower sends the text of an exception to the server, and the text may contain data.
     """
     began = time.monotonic()
+    node, client = _node(context)
     message_type, content = message.metadata.message_type, message.content
     config = content.config_records.get(CONFIG, ConfigRecord())
-    node, client = _node(context)
     consent = Consent.of(node, config.get(RUN_REQUEST))
     client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
     _name_in_logs(client, message, context)

@@ -254,6 +254,8 @@ def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[i
     pairs = [on_device(shard, device) for shard in shards]
     x, y = ([pair[i] for pair in pairs] for i in range(2))
     sizes = [len(shard.y) for shard in shards]
+    if len(pairs) == 1:  # without a copy
+        return x[0][None], y[0][None], sizes
     if len(set(sizes)) == 1:
         return torch.stack(x), torch.stack(y), sizes
     return pad_sequence(x, batch_first=True), pad_sequence(y, batch_first=True), sizes

@@ -24,8 +24,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, Protocol
+from functools import lru_cache, partial
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ from torch.func import functional_call, grad, vmap
 
 from coterie.client.backend import Examples, padded
 from coterie.client.chains import chain_kind
-from coterie.client.device import on_device, products
-from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
+from coterie.client.device import products
+from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
 from coterie.datasets import Federation, OwnFederation, Shard
@@ -47,8 +47,6 @@ from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
-#: Returns the (n, d) clipped sums of n clients and (n, m) norms, see :func:`coterie.client.ghost.clipped_sums`.
-ClippedSums = Callable[[Any, Layout, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 #: Maps outputs and targets to the loss of every record.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,7 +65,7 @@ def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
     x = torch.int64 if data.kind == "tokens" else torch.float32
     y = torch.int64 if data.num_classes else torch.float32
     examples = Examples(tuple(data.input_shape), x, y, "cpu")
-    if _sums(model, examples) is None:
+    if _together(model, examples) is None:
         _clipper(model, examples, example_loss, ghost=True)
 
 
@@ -184,33 +182,51 @@ def train_privately(
         ModelError: per-record gradients of the network are not supported.
     """
     examples = Examples.of(shards[0].x, shards[0].y, settings[0].device)
-    sums = _sums(model, examples) if batched else None
-    clients = shards, coins, noises, settings
+    together = _together(model, examples) if batched else None
+    clipping = together or _clipper(model, examples, example_loss, ghost)
+    at_once = len(shards) if together else 1
+    updates, counts = np.empty_like(start), np.empty(len(shards))
     with products("float32", examples.device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
-        if sums is not None:
-            updates, counts = _train_batched(model, layout, start, *clients, sums)
-        else:
-            clipper = _clipper(model, examples, example_loss, ghost)
-            updates, counts = _train_sequential(clipper, layout, start, *clients)
+        for begin in range(0, len(shards), at_once):
+            some = slice(begin, begin + at_once)
+            clients = shards[some], coins[some], noises[some], settings[some]
+            updates[some], counts[some] = _train(clipping, layout, start[some], *clients)
     if below is not None:
         below[:] = [dpsgd.below(count, noise) for dpsgd, count, noise in zip(settings, counts, noises, strict=True)]
     return updates
 
 
+@dataclass(frozen=True)
+class _Together:
+    """Clips the gradients of several clients at once: see :func:`coterie.client.ghost.clipped_sums`.
+
+    Attributes:
+        sums: clips gradients, given parameters, records, which of these count, and clipping norms.
+        numbers: float32 numbers held for each record.
+    """
+
+    sums: Callable[[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    numbers: int
+
+
 @lru_cache(maxsize=8)
-def _sums(model: nn.Module, examples: Examples) -> ClippedSums | None:
-    """Return how many clients are clipped at once; None: they are clipped one after the other.
+def _together(model: nn.Module, examples: Examples) -> _Together | None:
+    """Return how several clients are clipped at once; None: they are clipped one after the other.
 
     Raises:
         ModelError: the network has no per-record gradients at all.
     """
     if chain_kind(model, len(examples.shape)) == "linear":
-        return clipped_sums
-    return clipped_sums_by_vmap if examples.device != "cpu" and _gradients_vmap(model, examples) else None
+        linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        widths = sum(layer.in_features + layer.out_features for layer in linear)
+        return _Together(partial(clipped_sums, model), 3 * widths)  # float32 and float64
+    if examples.device == "cpu" or not _gradients_vmap(model, examples):
+        return None
+    return _Together(partial(clipped_sums_by_vmap, model), 3 * sum(value.numel() for value in model.parameters()))
 
 
-def _train_sequential(
-    clipper: Clipper,
+def _train(
+    clipping: _Together | Clipper,
     layout: Layout,
     start: Vectors,
     shards: Sequence[Shard],
@@ -218,33 +234,42 @@ def _train_sequential(
     noises: Generators,
     settings: Sequence[DPSGD],
 ) -> tuple[Vectors, list[float]]:
-    """Return the (n, d) updates and the n sums of :func:`short` over all steps, where they are released."""
-    updates, counts = np.empty_like(start), []
-    for i, (shard, coin, noise, dpsgd) in enumerate(zip(shards, coins, noises, settings, strict=True)):
-        x, y = on_device(shard, dpsgd.device)
-        anchor = torch.tensor(start[i], device=dpsgd.device)
-        vector = anchor.clone()
-        parameters = [clipper.named[name] for name in layout.names]
-        for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
-            parameter.data = view
-        chunk = _chunk(clipper.numbers, dpsgd.memory_mb)
-        counted = torch.zeros((), dtype=torch.float64, device=dpsgd.device)
-        for _ in range(dpsgd.steps):
-            batch = torch.as_tensor(dpsgd.sample(coin, len(y)), device=dpsgd.device)
-            total = torch.as_tensor(dpsgd.noise(noise, layout.size), device=dpsgd.device)
-            for begin in range(0, len(batch), chunk):
-                records = batch[begin : begin + chunk]
-                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], dpsgd.clip_norm)
-                total += clipped
-                if dpsgd.noise_of_norms is not None:
-                    counted += short(norms, dpsgd.norm_threshold).sum()
-            step = dpsgd.step_size * total
-            if dpsgd.penalty.weight:
-                step += dpsgd.lr * dpsgd.penalty.gradient(vector, anchor)
-            vector -= step
-        updates[i] = (vector - anchor).cpu().numpy()
-        counts.append(float(counted))
-    return updates, counts
+    """Return the (n, d) updates and the n sums of :func:`short` over all steps."""
+    device, d = settings[0].device, layout.size
+    x, y, sizes = padded(shards, device)
+    rows = torch.arange(len(shards), device=device)[:, None]
+    anchors = torch.tensor(start, device=device)
+    vectors = anchors.clone()
+    parameters = layout.split(vectors)
+    clips, rates, thresholds = (
+        torch.tensor([[getattr(dpsgd, name)] for dpsgd in settings], dtype=torch.float64, device=device)
+        for name in ("clip_norm", "step_size", "norm_threshold")
+    )
+    counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
+    counting = any(dpsgd.noise_of_norms is not None for dpsgd in settings)
+    chunk = _chunk(len(shards) * clipping.numbers, min(dpsgd.memory_mb for dpsgd in settings))
+    clients = list(zip(settings, coins, noises, sizes, strict=True))
+    idle = np.zeros(0, np.int64)
+    for step in range(max(dpsgd.steps for dpsgd in settings)):
+        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
+        noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
+        index = np.full((len(shards), max(map(len, batches))), -1)
+        for line, batch in zip(index, batches, strict=True):
+            line[: len(batch)] = batch
+        total = torch.as_tensor(np.stack(noise), device=device)
+        for begin in range(0, index.shape[1], chunk):
+            records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
+            there = records >= 0
+            clipped, norms = clipping.sums(parameters, x[rows, records], y[rows, records], there, clips)
+            total += clipped
+            if counting:
+                counts += short(norms, thresholds).where(there, 0).sum(1)
+        moves = rates * total
+        if settings[0].penalty.weight:
+            lrs = torch.tensor([[dpsgd.lr if step < dpsgd.steps else 0.0] for dpsgd in settings], device=device)
+            moves += lrs * settings[0].penalty.gradient(vectors, anchors)
+        vectors -= moves
+    return (vectors - anchors).cpu().numpy(), counts.tolist()
 
 
 def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, *, ghost: bool = True) -> Tensor:
@@ -274,65 +299,16 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     return total
 
 
-def _train_batched(
-    model: nn.Module,
-    layout: Layout,
-    start: Vectors,
-    shards: Sequence[Shard],
-    coins: Generators,
-    noises: Generators,
-    settings: Sequence[DPSGD],
-    sums: ClippedSums,
-) -> tuple[Vectors, list[float]]:
-    """As :func:`_train_sequential`."""
-    device, d = settings[0].device, layout.size
-    model = model.to(device)
-    x, y, sizes = padded(shards, device)
-    rows = torch.arange(len(shards), device=device)[:, None]
-    anchors = torch.tensor(start, device=device)
-    vectors = anchors.clone()
-    clips = torch.tensor([[dpsgd.clip_norm] for dpsgd in settings], dtype=torch.float64, device=device)
-    rates = torch.tensor([[dpsgd.step_size] for dpsgd in settings], dtype=torch.float64, device=device)
-    thresholds = torch.tensor([[dpsgd.norm_threshold] for dpsgd in settings], dtype=torch.float64, device=device)
-    counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
-    counting = any(dpsgd.noise_of_norms is not None for dpsgd in settings)
-    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
-    chunk = _chunk(3 * len(shards) * widths, min(dpsgd.memory_mb for dpsgd in settings))  # float32 and float64
-    clients = list(zip(settings, coins, noises, sizes, strict=True))
-    idle = np.zeros(0, np.int64)
-    for step in range(max(dpsgd.steps for dpsgd in settings)):
-        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
-        noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
-        index = np.full((len(shards), max(map(len, batches))), -1)
-        for line, batch in zip(index, batches, strict=True):
-            line[: len(batch)] = batch
-        total = torch.as_tensor(np.stack(noise), device=device)
-        for begin in range(0, index.shape[1], chunk):
-            records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
-            there = records >= 0
-            clipped, norms = sums(model, layout, vectors, x[rows, records], y[rows, records], there, clips)
-            total += clipped
-            if counting:
-                counts += short(norms, thresholds).where(there, 0).sum(1)
-        moves = rates * total
-        if settings[0].penalty.weight:
-            lrs = torch.tensor([[dpsgd.lr if step < dpsgd.steps else 0.0] for dpsgd in settings], device=device)
-            moves += lrs * settings[0].penalty.gradient(vectors, anchors)
-        vectors -= moves
-    return (vectors - anchors).cpu().numpy(), counts.tolist()
-
-
 def clipped_sums_by_vmap(
-    model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
 
-    def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        return example_loss(functional_call(model, parameters, (record[None],)), target[None]).sum()
+    def loss(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return example_loss(functional_call(model, one, (record[None],)), target[None]).sum()
 
-    gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(layout.split(vectors), x, y)
-    flat = torch.cat([gradients[name].flatten(2) for name in layout.names], dim=2).double()  # (n, m, d)
+    gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(parameters, x, y)
+    flat = torch.cat([gradients[name].flatten(2) for name in parameters], dim=2).double()  # (n, m, d)
     norms = torch.linalg.vector_norm(flat, dim=2)
     weights, kept = clip_factors(norms, clips)
     kept &= there
@@ -347,38 +323,18 @@ def _gradients_vmap(model: nn.Module, examples: Examples) -> bool:
     """
     _clipper(model, examples, example_loss, ghost=True)
     shape, x_dtype, y_dtype, device = examples
-    layout = Layout.of(dict(model.named_parameters()))
-    vectors, ones = torch.zeros(1, layout.size, device=device), torch.ones(1, 1, device=device)
+    parameters = {name: value.new_zeros(1, *value.shape, device=device) for name, value in model.named_parameters()}
+    ones = torch.ones(1, 1, device=device)
     x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
     y = torch.zeros(1, 1, dtype=y_dtype, device=device)
     try:
-        clipped_sums_by_vmap(model.to(device), layout, vectors, x, y, ones.bool(), ones.double())
+        clipped_sums_by_vmap(model.to(device), parameters, x, y, ones.bool(), ones.double())
     except RuntimeError:
         return False
     return True
 
 
-class Clipper(Protocol):
-    """Clips the gradients of a copy of one network.
-
-    Attributes:
-        named: its parameters by name; assign to their ``data``.
-        numbers: float32 numbers held for each record.
-    """
-
-    named: dict[str, nn.Parameter]
-    numbers: int
-
-    def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return the (d,) float64 sum over m > 0 records, in units of ``clip_norm``, and the (m,) norms.
-
-        The sum is in the order of ``parameters``.
-        """
-
-
-class _Opacus:
+class _Opacus(Clipper):
     """The reference: materialises all gradients."""
 
     def __init__(self, network: nn.Module, named: dict[str, nn.Parameter], loss: Loss) -> None:
@@ -386,7 +342,7 @@ class _Opacus:
         self.numbers = 3 * sum(parameter.numel() for parameter in named.values())  # Opacus holds copies
 
     def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
     ) -> tuple[Tensor, Tensor]:
         return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
 
@@ -533,7 +489,7 @@ def _chunk(numbers: int, memory_mb: int) -> int:
     return max(1, min(_MAX_RECORDS, memory_mb * 2**20 // (4 * numbers)))
 
 
-def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, and (m,) norms, in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
     some = max(1, _MAX_NUMBERS // sum(gradient.shape[1] for gradient in flat))

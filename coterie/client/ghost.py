@@ -24,7 +24,6 @@ from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.sgd import example_loss
 from coterie.models import ModelError
-from coterie.wire.messages import Layout
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
@@ -43,20 +42,18 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tens
 
 
 def clipped_sums(
-    model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
 
     Args:
         model: a linear chain (:func:`coterie.client.chains.chain_kind`).
-        layout: of its parameters.
-        vectors: (n, d) parameters of the n clients.
+        parameters: (n, *shape) each, of the n clients, in the order of the result.
         x: (n, m, *shape) records.
         y: (n, m) targets.
         there: (n, m) which records count; the others are padding.
         clips: (n, 1) clipping norms.
     """
-    parameters = layout.split(vectors)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     hidden = x.flatten(0, 1)
@@ -85,7 +82,7 @@ def clipped_sums(
         clipped = torch.where(kept[..., None], weights[..., None] * g, 0)
         sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(kept[..., None], 0))
         sums[f"{name}.bias"] = clipped.sum(1)
-    return torch.cat([sums[name].flatten(1) for name in layout.names], dim=1), norms
+    return torch.cat([sums[name].flatten(1) for name in parameters], dim=1), norms
 
 
 # ---- networks of other layers -----------------------------------------------------------------------------
@@ -390,7 +387,41 @@ def supports(network: nn.Module) -> bool:
     )
 
 
-class GhostClipping:
+class Clipper:
+    """Clips the gradients of one client at a time.
+
+    Attributes:
+        named: parameters of a copy of the network by name; assign to their ``data``.
+        numbers: float32 numbers held for each record.
+    """
+
+    named: dict[str, nn.Parameter]
+    numbers: int
+
+    def clipped_sum(
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
+
+        Args:
+            parameters: in the order of the result.
+            x: (m, *shape) records, m > 0.
+            y: (m,) targets.
+            clip_norm: of all parameters together.
+        """
+        raise NotImplementedError
+
+    def sums(
+        self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Same as :func:`clipped_sums`, of one client, whose records all count."""
+        for name, value in parameters.items():
+            self.named[name].data = value[0]
+        total, norms = self.clipped_sum([self.named[name] for name in parameters], x[0], y[0], clips[0])
+        return total[None], norms[None]
+
+
+class GhostClipping(Clipper):
     """Clipped sums of per-record gradients of a network, layer by layer from its inputs and its outputs' gradients.
 
     Record i must be row i of every layer's inputs and outputs. A layer may be called several times.
@@ -398,10 +429,6 @@ class GhostClipping:
     Args:
         network: is changed: its parameters no longer require gradients, and its layers have hooks (:func:`supports`).
         loss: maps outputs and targets to (m,) losses.
-
-    Attributes:
-        named: parameters by name; assign to their ``data``.
-        numbers: float32 numbers held for each record, as of the last pass.
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -440,16 +467,8 @@ class GhostClipping:
         return gradients
 
     def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
-
-        Args:
-            parameters: in the order of the result.
-            x: (m, *shape) records, m > 0.
-            y: (m,) targets.
-            clip_norm: of all parameters together.
-        """
         gradients = self.gradients(x, y)
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         squares = sum((gradient.squares for gradient in gradients.values()), zero)
