@@ -469,6 +469,7 @@ class GhostClipping(Clipper):
     def clipped_sum(
         self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Clip by norms that are computed layer by layer; see :class:`Clipper`."""
         gradients = self.gradients(x, y)
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         squares = sum((gradient.squares for gradient in gradients.values()), zero)
