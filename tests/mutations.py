@@ -461,8 +461,8 @@ MUTATIONS = [
     ),
     Mutation(
         "the number of short gradients of round 1 has the noise of later rounds",
-        "coterie/client/record_level.py",
-        "noise_of_norms=plan.noise_of_norms(request.first_batch)",
+        "coterie/client/dpsgd.py",
+        "noise_of_norms=plan.noise_of_norms(first)",
         "noise_of_norms=plan.noise_of_norms(False)",
         "tests/strategies/test_records.py::test_gradients_and_the_number_of_short_ones_share_the_charged_noise",
     ),
@@ -1029,9 +1029,8 @@ MUTATIONS = [
     Mutation(
         "the records of a GAN are read before the charge",
         "coterie/client/points.py",
-        "    key = charge_reply(cohort, i)\n    if isinstance(key, ClientError):",
-        "    _clamped(cohort, cohort.clients[i], config.feature_range)\n    key = charge_reply(cohort, i)\n"
-        "    if isinstance(key, ClientError):",
+        "    if cohort.plans:\n",
+        "    if cohort.plans and [_clamped(cohort, client, 1.0) for client in clients]:\n",
         f"{_HOSTILE}::test_data_are_read_after_the_charge_and_never_for_a_refused_request",
     ),
     Mutation(

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from dataclasses import replace
+from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,10 @@ def _simulated_reply(message: Message, context: Context) -> RecordDict:
 
     client = Client(int(context.node_config["partition-id"]))
     _name_in_logs(client, message, context)
-    return _sent(handle(message.metadata.message_type, message.content, [client])[0])
+    reply = handle(message.metadata.message_type, message.content, [client])[0]
+    if isinstance(reply, ClientError):
+        raise reply
+    return reply
 
 
 def _deployed_reply(message: Message, context: Context) -> RecordDict:
@@ -85,7 +89,7 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
     try:
         if message_type == IDENTITY:
             return identity_reply(client)
-        reply = audited(client, message_type, config, lambda: _sent(_reply_to(message_type, content, client, node)))
+        reply = audited(client, message_type, config, partial(_reply_to, message_type, content, client, node))
         from coterie.flower.sizes import fix_size
 
         fix_size(reply)
@@ -97,13 +101,6 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
         raise ClientError(f"client {client.client_id} failed; see its own log for details") from None
     finally:
         _wait(began, node.reply_seconds or 0.0)
-
-
-def _sent(reply: ReplyOrError) -> RecordDict:
-    """Return a reply; raise an error."""
-    if isinstance(reply, ClientError):
-        raise reply
-    return reply
 
 
 def _name_in_logs(client: Client, message: Message, context: Context) -> None:
@@ -211,9 +208,11 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
 
 def _refused(client: Client, cohort: Cohort) -> str:
     """Return why the policy of a client's owner refuses a request; empty if it allows it."""
-    policy, strategy, releases = client.policy, cohort.config.strategy, _released(cohort)
+    policy, strategy, releases = client.policy, cohort.config.strategy, [_RELEASES[cohort.request.message_type]]
     if policy is None:
         return ""
+    if isinstance(cohort.request, LabelRequest) and not cohort.request.release_counts:
+        releases = []
     refused = policy.refuses(strategy, releases)
     if refused or policy.submitters is None:
         return refused
@@ -222,14 +221,6 @@ def _refused(client: Client, cohort: Cohort) -> str:
     return client.consent.refuses(
         policy.submitters, app=client.app, strategy=strategy, round=number, releases=releases, plan=plan
     )
-
-
-def _released(cohort: Cohort) -> list[str]:
-    """Return what the reply to a request holds, in the words of a policy."""
-    request = cohort.request
-    if isinstance(request, LabelRequest) and not request.release_counts:
-        return []
-    return [_RELEASES[request.message_type]]
 
 
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:

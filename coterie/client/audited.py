@@ -16,13 +16,8 @@ from coterie.logs import printable
 from coterie.wire.messages import CHARGED_REQUESTS
 
 
-def audit_path(client: Client) -> Path:
-    """Return the file of a client's audit log, in its state folder."""
-    return Path(client.folder or "") / f"client-{client.client_id}.audit.jsonl"
-
-
 def audited(
-    client: Client, message_type: str, config: Mapping[str, Any], answer: Callable[[], RecordDict]
+    client: Client, message_type: str, config: Mapping[str, Any], answer: Callable[[], RecordDict | ClientError]
 ) -> RecordDict:
     """Return the reply to a request, recorded before it leaves, unless the client has no state folder of its own.
 
@@ -35,7 +30,7 @@ def audited(
         answer: computes the reply.
 
     Raises:
-        ClientError: the reply cannot be recorded.
+        ClientError: the reply is one, or it cannot be recorded.
     """
     number, strategy = config.get("round"), config.get("strategy")
     asked = {
@@ -49,6 +44,8 @@ def audited(
     }
     try:
         reply = answer()
+        if isinstance(reply, ClientError):
+            raise reply
         decision = _answered(client, message_type, asked)
     except Exception as error:
         _record(client, asked | _refused(error))
@@ -84,7 +81,7 @@ def _record(client: Client, fields: Mapping[str, Any]) -> bool:
     from coterie.privacy.ledger import LedgerError
 
     try:
-        AuditLog(audit_path(client)).append("request", **fields)
+        AuditLog(Path(client.folder) / f"client-{client.client_id}.audit.jsonl").append("request", **fields)
     except LedgerError as error:
         log(ERROR, "client %s: %s", client.client_id, error)
         return False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 _FULL_BATCH = 2**31
 
 Labels = npt.NDArray[np.int64]
+_Reply = TypeVar("_Reply")
 
 _BUDGET_MISMATCH = (
     "this client has its own budget, which requires record-level privacy: request rejected (set privacy-unit = "
@@ -96,14 +97,6 @@ def torch_device(name: str) -> str:
     return name
 
 
-def _local_training(config: ClientConfig, request: Request, private: bool) -> LocalTrainingConfig:
-    local, options = config.training, request if isinstance(request, TrainRequest) else TrainRequest()
-    device = torch_device(local.device)
-    batch_size = _FULL_BATCH if options.first_batch and not private else local.batch_size
-    precision = local.gpu_precision if device == "cuda" else "float32"
-    return LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision)
-
-
 @dataclass(frozen=True)
 class Cohort:  # large: what handlers read of a message, each computed once
     """The clients of one message, and its content. Data and network are loaded on first use.
@@ -143,7 +136,12 @@ class Cohort:  # large: what handlers read of a message, each computed once
         request, models, layout = read_request(message_type, content, finite=finite)
         record = {**content[CONFIG], "data-dir": ""} if clients[0].deployed else content[CONFIG]
         config, plans = ClientConfig.from_record(record), _plans(request.record_plans)
-        return cls(config, request, plans, models, layout, clients, _local_training(config, request, bool(plans)))
+        local, options = config.training, request if isinstance(request, TrainRequest) else TrainRequest()
+        device = torch_device(local.device)
+        batch_size = _FULL_BATCH if options.first_batch and not plans else local.batch_size
+        precision = local.gpu_precision if device == "cuda" else "float32"
+        training = LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision)
+        return cls(config, request, plans, models, layout, clients, training)
 
     @property
     def train_request(self) -> TrainRequest:
@@ -222,6 +220,16 @@ class Cohort:  # large: what handlers read of a message, each computed once
             return errors
         empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
         return errors | {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
+
+    def replies(
+        self, handler: Callable[[Cohort], Sequence[_Reply]], errors: Mapping[int, ClientError]
+    ) -> list[_Reply | ClientError]:
+        """Return the replies of clients without an error, by a handler, and the errors of the others."""
+        if not errors:
+            return list(handler(self))
+        others = [client for client in self.clients if client.client_id not in errors]
+        made = iter(handler(replace(self, clients=others)) if others else ())
+        return [errors.get(client.client_id) or next(made) for client in self.clients]
 
     @property
     def is_stateful(self) -> bool:

@@ -38,11 +38,11 @@ from coterie.client.chains import chain_kind
 from coterie.client.device import products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.sgd import example_loss
+from coterie.client.sgd import LocalTrainingConfig, example_loss
 from coterie.datasets import Federation, OwnFederation, Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
 from coterie.models import ModelError
-from coterie.privacy import gaussian
+from coterie.privacy import RecordPlan, gaussian
 from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
@@ -110,6 +110,22 @@ class DPSGD(Bounded):
         super().__post_init__()
         if self.batch_size > self.num_examples:
             raise ValueError(f"batch-size must be at most num-examples = {self.num_examples}, not {self.batch_size}")
+
+    @classmethod
+    def of(cls, plan: RecordPlan, training: LocalTrainingConfig, first: bool = False) -> DPSGD:
+        """The settings of a plan, in round 1 or in later rounds."""
+        return cls(
+            num_examples=plan.num_examples,
+            batch_size=plan.batch(first),
+            epochs=plan.local_epochs,
+            lr=training.lr,
+            clip_norm=plan.clip_norm,
+            noise_multiplier=plan.noise_of_gradients(first),
+            device=training.device,
+            penalty=training.penalty,
+            norm_threshold=plan.norm_threshold,
+            noise_of_norms=plan.noise_of_norms(first),
+        )
 
     @property
     def steps(self) -> int:

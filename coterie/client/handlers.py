@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ from flwr.common.logger import log
 from coterie.client import points
 from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
+from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
-from coterie.client.record_level import noisy_model_losses, train_privately
+from coterie.client.record_level import Keys, charged, check_whole, noisy_model_losses, train_privately
 from coterie.client.scores import accuracies, losses
 from coterie.client.state import ClientError
 from coterie.datasets import TestSet
@@ -54,7 +55,6 @@ _EVALUATION_NOT_COVERED = (
 )
 
 ReplyOrError: TypeAlias = RecordDict | ClientError
-_Reply = TypeVar("_Reply")
 #: Accuracy, training loss and number of test examples of a client.
 Score: TypeAlias = tuple[float, float, int]
 
@@ -70,32 +70,27 @@ def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) ->
     return replies(Cohort.of(message_type, content, clients))
 
 
-def replies(cohort: Cohort) -> Sequence[ReplyOrError]:
+def replies(cohort: Cohort) -> list[ReplyOrError]:
     """Return the replies of a cohort's clients."""
-    return _of_others(cohort, HANDLERS[cohort.request.message_type])
+    return cohort.replies(HANDLERS[cohort.request.message_type], cohort.errors)
 
 
-def _of_others(cohort: Cohort, handler: Callable[[Cohort], Sequence[_Reply]]) -> Sequence[_Reply | ClientError]:
-    """Return the replies of clients; errors for those whose budget, or lack of records, allows none."""
-    errors = cohort.errors
-    if not errors:
-        return handler(cohort)
-    others = [client for client in cohort.clients if client.client_id not in errors]
-    made = iter(handler(replace(cohort, clients=others)) if others else ())
-    return [errors.get(client.client_id) or next(made) for client in cohort.clients]
-
-
-def _train(cohort: Cohort) -> list[ReplyOrError]:
+def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
     """Choose a model, redraw the label if requested, train, store state, and return the update.
 
     The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rebalancing.py).
     """
-    if not cohort.plans:
-        return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
-    chosen, updates, below, refusals = train_privately(cohort)
+    if cohort.plans:
+        check_whole(cohort)  # first: a network that cannot be built or trained fails before the charge
+        check_supported(cohort.network, cohort.federation)
+        return charged(cohort, _train_privately)
+    return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
+
+
+def _train_privately(cohort: Cohort, keys: Keys) -> list[RecordDict]:
+    chosen, updates, below = train_privately(cohort, keys)
     labels = cohort.labels(chosen)
-    rows = zip(cohort.clients, labels, labels, updates, below, strict=True)
-    return [refusal or _reply(cohort, *row) for refusal, row in zip(refusals, rows, strict=True)]
+    return [_reply(cohort, *row) for row in zip(cohort.clients, labels, labels, updates, below, strict=True)]
 
 
 def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) -> list[ReplyOrError | None]:
@@ -115,7 +110,7 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
         rows = zip(cohort.clients, labels, redrawn, updates, strict=True)
         return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
 
-    return list(_of_others(cohort, add))
+    return cohort.replies(add, cohort.errors)
 
 
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
@@ -150,18 +145,18 @@ def _reply(
     )
 
 
-def _losses(cohort: Cohort) -> list[ReplyOrError]:
+def _losses(cohort: Cohort) -> Sequence[ReplyOrError]:
     """Return the mean loss of every received model on the client's training data (LCFL)."""
-    refusals: Sequence[ClientError | None] = [None] * len(cohort.clients)
     if cohort.plans:
-        values, refusals = noisy_model_losses(cohort)
-    else:
-        values = np.minimum(cohort.losses, _MAX_LOSS)
+        check_whole(cohort)
+        return charged(cohort, lambda paid, keys: _loss_replies(paid, noisy_model_losses(paid, keys)))
+    return _loss_replies(cohort, np.minimum(cohort.losses, _MAX_LOSS).astype(np.float32))
+
+
+def _loss_replies(cohort: Cohort, values: Vectors) -> list[RecordDict]:
     layout = losses_layout(len(cohort.models))
-    return [
-        refusal or _reply(cohort, client, 0, 0, row, layout=layout)
-        for client, row, refusal in zip(cohort.clients, values.astype(np.float32), refusals, strict=True)
-    ]
+    rows = zip(cohort.clients, values, strict=True)
+    return [_reply(cohort, client, 0, 0, row, layout=layout) for client, row in rows]
 
 
 def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:

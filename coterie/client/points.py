@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from logging import WARNING
 from typing import Any
@@ -18,7 +19,7 @@ from coterie.client.cohort import LABELS, Cohort, Labels
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.record_level import charge_reply
+from coterie.client.record_level import Keys, charged
 from coterie.client.state import ClientError
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.models.autoencoder import Labeller
@@ -31,7 +32,7 @@ ReplyOrError = RecordDict | ClientError
 _BUDGET_MISMATCH = "this client has its own budget, which does not cover centroids of its records: request rejected"
 
 
-def gan(cohort: Cohort) -> list[ReplyOrError]:
+def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
     """Train the received GAN, and return samples from it (PPFC-GAN)."""
     clients, request, training = cohort.clients, cohort.request, cohort.local_training
     assert isinstance(request, GanRequest)
@@ -50,7 +51,7 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
         request.feature_range,
     )
     if cohort.plans:
-        return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
+        return charged(cohort, lambda paid, keys: _privately(paid, keys, network, config))
     records = [_clamped(cohort, client, request.feature_range) for client in clients]
     refusals = [config.check(x) for x in records]
     fit = [i for i, refusal in enumerate(refusals) if refusal is None]
@@ -69,25 +70,20 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
-def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
-    """Return samples of one client; the charge precedes the reading of its data."""
-    key = charge_reply(cohort, i)
-    if isinstance(key, ClientError):
-        return key
-    client, streams = cohort.clients[i], Streams(cohort.config.seed)
-    plan = cohort.plan(client.client_id)
-    private = DPSGD(
-        num_examples=plan.num_examples,
-        batch_size=plan.batch_size,
-        epochs=plan.local_epochs,
-        lr=0.0,  # Adam's are the GAN's
-        clip_norm=plan.clip_norm,
-        noise_multiplier=plan.noise_multiplier,
-        device=config.device,
-    )
-    x = _clamped(cohort, client, config.feature_range)
-    coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
-    return train_gan_privately(network, cohort.layout, cohort.models[0], x, coins, noises, latents, config, private)
+def _privately(cohort: Cohort, keys: Keys, network: nn.ModuleDict, config: GANTraining) -> list[ReplyOrError]:
+    """Return samples of every client."""
+    streams, replies = Streams(cohort.config.seed), []
+    for i, client in enumerate(cohort.clients):
+        private = DPSGD.of(cohort.plan(client.client_id), cohort.local_training)  # the step size is the GAN's
+        x = _clamped(cohort, client, config.feature_range)
+        coins, noises, latents = (
+            streams.stream(name, *keys[client.client_id]) for name in ("batches", "gradients", "latents")
+        )
+        samples = train_gan_privately(
+            network, cohort.layout, cohort.models[0], x, coins, noises, latents, config, private
+        )
+        replies.append(_reply(cohort, i, samples))
+    return replies
 
 
 def centroids(cohort: Cohort) -> list[ReplyOrError]:

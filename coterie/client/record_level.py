@@ -5,121 +5,108 @@ The result of a client does not depend on other clients, and the server may proc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
 import numpy as np
+import numpy.typing as npt
 
 from coterie.client.budget import charge
 from coterie.client.cohort import Cohort, Labels
-from coterie.client.dpsgd import DPSGD, check_supported
+from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
 from coterie.client.scores import example_losses
 from coterie.client.state import ClientError
-from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
+from coterie.privacy import PrivacyError, Streams, noisy_argmin, noisy_losses
 from coterie.wire import RequestError
-from coterie.wire.messages import Layout
+from coterie.wire.messages import LOSSES
+
+#: Keys of clients' random streams: round, client id and number of the charge, by client id.
+Keys: TypeAlias = dict[int, tuple[int, int, int]]
+_Reply = TypeVar("_Reply")
 
 
-def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None], list[ClientError | None]]:
-    """Train every client for one round.
+def charged(cohort: Cohort, handler: Callable[[Cohort, Keys], Sequence[_Reply]]) -> list[_Reply | ClientError]:
+    """Charge every client for its reply, before data are read.
+
+    Args:
+        cohort: the clients.
+        handler: returns the replies of those whose budget allows them, given the keys of their random streams.
 
     Returns:
-        (n,) index of the model that each client trained, (n, d) updates, noisy shares of short gradients where the plan
-        releases them, and errors: None for clients that trained.
+        the replies; errors of the others.
     """
-    clients, request, training = cohort.clients, cohort.train_request, cohort.local_training
-    layout = _whole_layout(cohort)  # first: a network that cannot be built or trained fails before the charge
-    check_supported(cohort.network, cohort.federation)
-    streams = Streams(cohort.config.seed)
-    chosen = np.zeros(len(clients), np.int64)
-    refusals: list[ClientError | None] = [None] * len(clients)
-    coins, noises, settings = [], [], []
-    for i, client in enumerate(clients):
-        key = charge_reply(cohort, i)  # before data are read
-        if isinstance(key, ClientError):
-            refusals[i] = key
-            continue
+    keys: Keys = {}
+    errors: dict[int, ClientError] = {}
+    request = cohort.request
+    for client, folder in zip(cohort.clients, cohort.folders, strict=True):
         plan = cohort.plan(client.client_id)
-        if request.choose:
-            chosen[i] = _choose(cohort, i, plan, streams.stream("choice", *key))
-        coins.append(streams.stream("batches", *key))
-        noises.append(streams.stream("gradients", *key))
-        settings.append(
-            DPSGD(
-                num_examples=plan.num_examples,
-                batch_size=plan.batch(request.first_batch),
-                epochs=plan.local_epochs,
-                lr=training.lr,
-                clip_norm=plan.clip_norm,
-                noise_multiplier=plan.noise_of_gradients(request.first_batch),
-                norm_threshold=plan.norm_threshold,
-                noise_of_norms=plan.noise_of_norms(request.first_batch),
-                device=training.device,
-                penalty=training.penalty,
-            )
-        )
-    willing = [i for i, refusal in enumerate(refusals) if refusal is None]
-    updates = np.zeros((len(clients), layout.size), np.float32)
-    below: list[float | None] = [None] * len(clients)
-    if willing:
-        start = cohort.models[chosen[willing]]
-        shards = [cohort.shard(clients[i]) for i in willing]
-        shares = np.zeros(len(willing))
-        updates[willing] = by_dpsgd(
-            cohort.network, layout, start, shards, coins, noises, settings, batched=True, below=shares
-        )
-        for i, dpsgd, share in zip(willing, settings, shares.tolist(), strict=True):
-            below[i] = None if dpsgd.noise_of_norms is None else share
-    return chosen, updates, below, refusals
+        try:
+            _check_covered(cohort, client)
+            number = charge(client, folder, plan, request.round, request, cohort.config.strategy)
+            keys[client.client_id] = request.round, client.client_id, number
+        except ClientError as refusal:
+            errors[client.client_id] = refusal
+        except PrivacyError as unplanned:
+            errors[client.client_id] = ClientError(f"client {client.client_id} rejects the request: {unplanned}")
+    return cohort.replies(lambda paid: handler(paid, keys), errors)
 
 
-def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
-    """Return (n, m) noisy losses of all models on each client's records, and errors: None for clients that reply."""
-    models, layout, bound = cohort.models, _whole_layout(cohort), cohort.config.loss_bound
-    released = np.zeros((len(cohort.clients), len(models)), np.float32)
-    refusals: list[ClientError | None] = [None] * len(cohort.clients)
-    for i, client in enumerate(cohort.clients):
-        key = charge_reply(cohort, i, releases_losses=True)  # before data are read
-        if isinstance(key, ClientError):
-            refusals[i] = key
-            continue
-        plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *key)
-        losses = example_losses(cohort.network, layout, models, cohort.shard(client), cohort.local_training.device)
-        assert bound is not None  # see _check_covered
-        released[i] = noisy_losses(losses, bound, plan.loss_deviation, plan.num_examples, rng)
-    return released, refusals
-
-
-def _whole_layout(cohort: Cohort) -> Layout:
-    """Return the layout of the network.
+def check_whole(cohort: Cohort) -> None:
+    """Check that a message has all parameters of the network; without record-level privacy others are personal.
 
     Raises:
-        RequestError: the message lacks parameters; without record-level privacy they would be personal.
+        RequestError: it has not.
     """
     if missing := cohort.layers.own.names:
         raise RequestError(f"the models lack {', '.join(missing)}, which record-level privacy does not support")
-    return cohort.layers.whole
 
 
-def charge_reply(cohort: Cohort, i: int, *, releases_losses: bool = False) -> tuple[int, int, int] | ClientError:
-    """Charge a client for its reply.
+def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[float | None]]:
+    """Train every client for one round.
 
     Returns:
-        the key of its random streams: round, client id and number of the charge; or why it rejects the request.
+        (n,) index of the model that each client trained, (n, d) updates, and noisy shares of short gradients where the
+        plan releases them.
     """
-    client, request = cohort.clients[i], cohort.request
-    plan = cohort.plan(client.client_id)
-    try:
-        _check_covered(cohort, client, releases_losses)
-        number = charge(client, cohort.folders[i], plan, request.round, request, cohort.config.strategy)
-    except ClientError as refusal:
-        return refusal
-    except PrivacyError as unplanned:
-        return ClientError(f"client {client.client_id} rejects the request: {unplanned}")
-    return request.round, client.client_id, number
+    request, streams = cohort.train_request, Streams(cohort.config.seed)
+    mine = [keys[client.client_id] for client in cohort.clients]
+    chosen = np.zeros(len(mine), np.int64)
+    if request.choose:
+        chosen = np.array([_choose(cohort, i, streams.stream("choice", *key)) for i, key in enumerate(mine)])
+    coins, noises = ([streams.stream(name, *key) for key in mine] for name in ("batches", "gradients"))
+    settings = [
+        DPSGD.of(cohort.plan(client.client_id), cohort.local_training, request.first_batch) for client in cohort.clients
+    ]
+    shares = np.zeros(len(mine))
+    updates = by_dpsgd(
+        cohort.network,
+        cohort.layers.whole,
+        cohort.models[chosen],
+        cohort.shards,
+        coins,
+        noises,
+        settings,
+        batched=True,
+        below=shares,
+    )
+    released = [dpsgd.noise_of_norms is not None for dpsgd in settings]
+    return chosen, updates, [share if known else None for share, known in zip(shares.tolist(), released, strict=True)]
 
 
-def _check_covered(cohort: Cohort, client: Client, releases_losses: bool) -> None:
+def noisy_model_losses(cohort: Cohort, keys: Keys) -> Vectors:
+    """Return (n, m) noisy losses of all models on each client's records."""
+    bound, released = cohort.config.loss_bound, np.zeros((len(cohort.clients), len(cohort.models)), np.float32)
+    assert bound is not None  # see _check_covered
+    for i, client in enumerate(cohort.clients):
+        plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *keys[client.client_id])
+        released[i] = noisy_losses(_losses(cohort, i), bound, plan.loss_deviation, plan.num_examples, rng)
+    return released
+
+
+def _check_covered(cohort: Cohort, client: Client) -> None:
     """Check that the client's plan covers what the request releases.
 
     Raises:
@@ -127,7 +114,7 @@ def _check_covered(cohort: Cohort, client: Client, releases_losses: bool) -> Non
             budget has a seed.
     """
     plan, choose = cohort.plan(client.client_id), cohort.train_request.choose
-    if (releases_losses or choose) and cohort.config.loss_bound is None:
+    if (cohort.request.message_type == LOSSES or choose) and cohort.config.loss_bound is None:
         raise ClientError(
             f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
         )
@@ -142,11 +129,16 @@ def _check_covered(cohort: Cohort, client: Client, releases_losses: bool) -> Non
         )
 
 
-def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) -> int:
+def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:
     """Return the model of least loss: by the exponential mechanism, or exactly, which is never certified."""
+    plan = cohort.plan(cohort.clients[i].client_id)
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
-    shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
-    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
     assert cohort.config.loss_bound is not None  # see _check_covered
-    return noisy_argmin(losses, cohort.config.loss_bound, plan.selection_epsilon, rng)
+    return noisy_argmin(_losses(cohort, i), cohort.config.loss_bound, plan.selection_epsilon, rng)
+
+
+def _losses(cohort: Cohort, i: int) -> npt.NDArray[np.float64]:
+    """Return the (N, k) losses of all models on a client's records."""
+    shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
+    return example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
