@@ -226,12 +226,12 @@ def _refused(client: Client, cohort: Cohort) -> str:
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
     from coterie.client.budget import require_head
-    from coterie.client.handlers import replies  # imports PyTorch
+    from coterie.client.handlers import HANDLERS  # imports PyTorch
     from coterie.client.reply_cache import ReplyCache
 
-    cohort = _validated(message_type, content, client, node)
+    cohort, handler = _validated(message_type, content, client, node), HANDLERS[message_type]
     if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
-        return replies(cohort)[0]
+        return cohort.replies(handler)[0]
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
     client = replace(client, head=secrets.token_hex(16))
@@ -240,7 +240,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
-        reply = replies(replace(cohort, clients=[client]))[0]
+        reply = replace(cohort, clients=[client]).replies(handler)[0]
         if isinstance(reply, RecordDict):
             reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)

@@ -163,12 +163,6 @@ class Cohort:  # large: what handlers read of a message, each computed once
         """The configured network; its parameters are not used."""
         return _network(*self.model_spec, self.request.additive)
 
-    @property
-    def batched(self) -> bool | None:
-        """True if all clients train fastest in one batch, as is known by the network's name; None: see ``train``."""
-        info = networks.MODELS.get(self.config.training.model)
-        return True if info and info.batched else None
-
     @cached_property
     def layers(self) -> Layers:
         """How the received models fit the configured network."""
@@ -222,9 +216,15 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return errors | {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
 
     def replies(
-        self, handler: Callable[[Cohort], Sequence[_Reply]], errors: Mapping[int, ClientError]
+        self, handler: Callable[[Cohort], Sequence[_Reply]], errors: Mapping[int, ClientError] | None = None
     ) -> list[_Reply | ClientError]:
-        """Return the replies of clients without an error, by a handler, and the errors of the others."""
+        """Return the replies of clients without an error, by a handler, and the errors of the others.
+
+        Args:
+            handler: returns the replies of a cohort's clients.
+            errors: by client id; None: those of :attr:`errors`.
+        """
+        errors = self.errors if errors is None else errors
         if not errors:
             return list(handler(self))
         others = [client for client in self.clients if client.client_id not in errors]

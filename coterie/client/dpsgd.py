@@ -304,14 +304,13 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
         ModelError: per-record gradients of the network are not supported.
     """
     clipper = _clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, settings.device), loss, ghost)
-    parameters, model_parameters = list(clipper.named.values()), list(model.parameters())
-    for parameter, value in zip(parameters, model_parameters, strict=True):
-        parameter.data = value.data
-    total = torch.zeros(sum(value.numel() for value in model_parameters), dtype=torch.float64, device=settings.device)
+    for name, parameter in model.named_parameters():
+        clipper.named[name].data = parameter.data
+    total = torch.zeros(sum(one.numel() for one in model.parameters()), dtype=torch.float64, device=settings.device)
     for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
             targets = torch.zeros(len(records), device=settings.device)
-            total += clipper.clipped_sum(parameters, records, targets, settings.clip_norm)[0]
+            total += clipper.clipped_sum(records, targets, settings.clip_norm)[0]
     return total
 
 
@@ -357,10 +356,8 @@ class _Opacus(Clipper):
         self._network, self.named, self._loss = network, named, loss
         self.numbers = 3 * sum(parameter.numel() for parameter in named.values())  # Opacus holds copies
 
-    def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+        return _clipped_sum(_gradients(self._network, list(self.named.values()), x, y, self._loss), clip_norm)
 
 
 def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:

@@ -398,13 +398,10 @@ class Clipper:
     named: dict[str, nn.Parameter]
     numbers: int
 
-    def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
 
         Args:
-            parameters: in the order of the result.
             x: (m, *shape) records, m > 0.
             y: (m,) targets.
             clip_norm: of all parameters together.
@@ -417,7 +414,7 @@ class Clipper:
         """Same as :func:`clipped_sums`, of one client, whose records all count."""
         for name, value in parameters.items():
             self.named[name].data = value[0]
-        total, norms = self.clipped_sum([self.named[name] for name in parameters], x[0], y[0], clips[0])
+        total, norms = self.clipped_sum(x[0], y[0], clips[0])
         return total[None], norms[None]
 
 
@@ -466,9 +463,7 @@ class GhostClipping(Clipper):
         self.numbers = (2 * captured + sum(gradient.numbers for gradient in gradients.values())) // len(x)
         return gradients
 
-    def clipped_sum(
-        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         """Clip by norms that are computed layer by layer; see :class:`Clipper`."""
         gradients = self.gradients(x, y)
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
@@ -477,7 +472,5 @@ class GhostClipping(Clipper):
         norms = torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt()
         weights, kept = clip_factors(norms, clip_norm)
         sums = {parameter: gradient.sum(weights, kept).flatten() for parameter, gradient in gradients.items()}
-        total = torch.cat(
-            [sums[parameter] if parameter in sums else zero.new_zeros(parameter.numel()) for parameter in parameters]
-        )
-        return total, norms
+        parts = [sums[one] if one in sums else zero.new_zeros(one.numel()) for one in self.named.values()]
+        return torch.cat(parts), norms

@@ -67,12 +67,7 @@ def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) ->
     """
     if message_type == IDENTITY:
         return [identity_reply(client) for client in clients]
-    return replies(Cohort.of(message_type, content, clients))
-
-
-def replies(cohort: Cohort) -> list[ReplyOrError]:
-    """Return the replies of a cohort's clients."""
-    return cohort.replies(HANDLERS[cohort.request.message_type], cohort.errors)
+    return Cohort.of(message_type, content, clients).replies(HANDLERS[message_type])
 
 
 def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
@@ -110,7 +105,7 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
         rows = zip(cohort.clients, labels, redrawn, updates, strict=True)
         return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
 
-    return cohort.replies(add, cohort.errors)
+    return cohort.replies(add)
 
 
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
@@ -170,8 +165,7 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
         redrawn = _redraw(request, labels, len(models), rngs)
     used = redrawn if request.rebalance_train == "assigned" else labels
     start = layers.join(models[used], cohort.own)
-    training = cohort.local_training
-    moved = train(cohort.network, layers.whole, start, cohort.shards, rngs, training, batched=cohort.batched)
+    moved = train(cohort.network, layers.whole, start, cohort.shards, rngs, cohort.local_training)
     if not np.isfinite(moved).all():
         _log_divergence()
     updates, personal = layers.part(start + moved) if layers.own.names else (moved, cohort.own)

@@ -38,7 +38,6 @@ class ModelInfo:
         name: key of `MODELS`.
         title: its layers.
         source: paper that uses it.
-        batched: whether training a cohort by batched matrix products is fastest on a CPU.
         builder: builds the network from the shape of an example and the number of classes.
         takes: supported inputs: "images", "tokens" (as many distinct ones as classes) or "vectors".
         outputs: "logits", or a "number" per example for data without classes.
@@ -47,7 +46,6 @@ class ModelInfo:
     name: str
     title: str
     source: str
-    batched: bool
     builder: Builder
     takes: tuple[str, ...] = ("images",)
     outputs: str = "logits"
@@ -282,19 +280,17 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (
-        ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", True, _linear, _FLAT),
+        ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", _linear, _FLAT),
         ModelInfo(
-            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", True, _mlp(32), _FLAT
+            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", _mlp(32), _FLAT
         ),
-        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", True, _mlp(200), _FLAT),
-        ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),
-        ModelInfo("cnn-cells", "conv3×3 16 without pooling, output", "our own, for features = hog", False, _cnn_cells),
-        ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", False, _cnn_small),
-        ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", False, _lenet),
-        ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", False, _resnet18_gn),
-        ModelInfo(
-            "lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", True, _lstm_char, ("tokens",)
-        ),
-        ModelInfo("regression", "one affine function", "RR-Cluster's lines", True, _regression, ("vectors",), "number"),
+        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", _mlp(200), _FLAT),
+        ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", _cnn_tiny),
+        ModelInfo("cnn-cells", "conv3×3 16 without pooling, output", "our own, for features = hog", _cnn_cells),
+        ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", _cnn_small),
+        ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", _lenet),
+        ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", _resnet18_gn),
+        ModelInfo("lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", _lstm_char, ("tokens",)),
+        ModelInfo("regression", "one affine function", "RR-Cluster's lines", _regression, ("vectors",), "number"),
     )
 }

@@ -191,7 +191,17 @@ def test_the_images_of_a_step_are_bounded(batch_size, together, monkeypatch):
         return real(self, step, layout, start, *others)
 
     monkeypatch.setattr(Backend, "_together", watched)
-    train(*setup("cnn-tiny", shards), LocalTrainingConfig(1, batch_size, 0.1), batched=True)
+    train(*setup("cnn-tiny", shards), LocalTrainingConfig(1, batch_size, 0.1))
+    assert sizes == together
+
+
+@pytest.mark.parametrize(("clients", "together"), [(1, []), (3, []), (4, [4]), (6, [6])])
+def test_a_few_clients_do_not_train_by_vmap(clients, together, monkeypatch):
+    network, sizes = nn.Sequential(nn.Flatten(), nn.Linear(100, 5), nn.Tanh(), nn.Linear(5, 3)), []
+    monkeypatch.setattr(Backend, "_together", lambda self, step, layout, start, *_: sizes.append(len(start)) or start)
+    _, _, _, shards, rngs = setup("mlp-32", [shard(5, (100,), seed=i) for i in range(clients)])
+    layout = Layout.of(dict(network.named_parameters()))
+    train(network, layout, np.zeros((clients, layout.size), np.float32), shards, rngs, LocalTrainingConfig(1, 5, 0.1))
     assert sizes == together
 
 
