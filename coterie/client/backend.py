@@ -200,11 +200,12 @@ class Backend:
         config: LocalTrainingConfig,
     ) -> Vectors:
         vectors = torch.tensor(start, device=config.device)
-        anchors = layout.split(vectors.clone() if config.penalty.weight else vectors)
+        parameters = layout.split(vectors)
+        anchors = layout.split(vectors.clone()) if config.penalty.weight else parameters
         x, y, _ = padded(shards, config.device)
         rows = torch.arange(len(shards), device=config.device)[:, None]
         for index, weight in _padded_schedules(schedules, config.device):
-            step(self.network, layout.split(vectors), anchors, (x[rows, index], y[rows, index], weight), config)
+            step(self.network, parameters, anchors, (x[rows, index], y[rows, index], weight), config)
         return vectors.cpu().numpy() - start
 
     def outputs(

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,12 +77,12 @@ class Layout:
         """The layout of arrays or tensors by name, in their order."""
         return cls(tuple(parameters), tuple(tuple(value.shape) for value in parameters.values()))
 
-    @property
-    def sizes(self) -> list[int]:
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
         """Number of entries of each parameter."""
-        return [int(np.prod(shape)) for shape in self.shapes]
+        return tuple(map(math.prod, self.shapes))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """d, the number of entries of a whole model."""
         return sum(self.sizes)
