@@ -51,26 +51,6 @@ def run_on_both(settings, path):
     return (local, expected), (ray, results[0])
 
 
-CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
-
-
-@pytest.mark.parametrize(("strategy", "unit"), CASES)
-def test_ray_and_local_agree(strategy, unit, tmp_path):
-    settings = {
-        "strategy": strategy,
-        "clients": CLIENTS,
-        "rounds": 1,
-        "sampling-rate": 0.6 if "client" in STRATEGIES[strategy].units and unit == "none" else 1.0,
-        "samples-per-client": 20,
-        "privacy-unit": unit,
-        "seed": 7,
-        "registration-timeout": 600.0,  # a busy machine may take its time to start Ray
-        **({"local-epochs": 2, "pretrain-epochs": 1, "joint-epochs": 1} if strategy == "ppfc-gan" else {}),
-    }
-    (_, expected), (_, result) = run_on_both(settings, tmp_path)
-    assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
-
-
 @pytest.mark.parametrize("participation", ["visible", "secret"])
 def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path):
     settings = {
@@ -110,3 +90,50 @@ def test_ray_workers_do_not_share_random_generators():
     finally:
         ray.shutdown()
     assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]
+
+
+@pytest.fixture(scope="module")
+def one_start_of_ray():
+    """Keep Ray and its actors from one run to the next: they take longer to start than a method's round.
+
+    The tests above come first in every worker, and start and end a Ray of their own.
+    """
+    import ray
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+    pools, build = [], RayBackend.build
+
+    def build_once(backend, app_fn):
+        if pools:
+            backend.pool, backend.app_fn = pools.pop(), app_fn
+        else:
+            build(backend, app_fn)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RayBackend, "build", build_once)
+        patched.setattr(RayBackend, "terminate", lambda backend: pools.append(backend.pool))
+        yield
+        for pool in pools:
+            pool.terminate_all_actors()
+        ray.shutdown()
+
+
+CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
+
+
+@pytest.mark.parametrize(("strategy", "unit"), CASES)
+@pytest.mark.usefixtures("one_start_of_ray")
+def test_ray_and_local_agree(strategy, unit, tmp_path):
+    settings = {
+        "strategy": strategy,
+        "clients": CLIENTS,
+        "rounds": 1,
+        "sampling-rate": 0.6 if "client" in STRATEGIES[strategy].units and unit == "none" else 1.0,
+        "samples-per-client": 20,
+        "privacy-unit": unit,
+        "seed": 7,
+        "registration-timeout": 600.0,  # a busy machine may take its time to start Ray
+        **({"local-epochs": 2, "pretrain-epochs": 1, "joint-epochs": 1} if strategy == "ppfc-gan" else {}),
+    }
+    (_, expected), (_, result) = run_on_both(settings, tmp_path)
+    assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
