@@ -1,5 +1,6 @@
 """A deployment of docker/compose.yml in real containers, under a name and in a folder of its own."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from coterie.server.config import combined
 
-# What somebody left in the checkout before the image was built.
-CANARY = secrets.token_hex(20)
+# What somebody left in the checkout before the image was built; the same in all processes of a session.
+CANARY = hashlib.sha256(os.environ.get("PYTEST_XDIST_TESTRUNUID", secrets.token_hex(20)).encode()).hexdigest()
 ROOT = Path(__file__).parents[2]
 # Of runs on the demo's data.
 OWN_DATA = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10}
@@ -47,6 +48,7 @@ class Stack:
         self.name, self.folder, self._file = name, folder, file
         self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
         self.started: list[str] = []
+        self._results: dict[str, Path] = {}
         self._overrides: list[Path] = []
         self._environment = {
             **os.environ,
@@ -105,22 +107,30 @@ class Stack:
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in named.items())
         said = self.cli("flwr", "run", "/app", "coterie", "--run-config", config, "--format", "json").stdout
         self.started.append(str(json.loads(said[said.index("{") :])["run-id"]))
+        self._results[self.started[-1]] = self.runs / Path(settings["out"]).name / "result.json"
         return self.started[-1]
 
     def status(self, run: str) -> dict:
         said = json.loads(self.cli("coterie", "status", "--run", run, "--json").stdout)
         return {**said, "run": said["runs"][0]}
 
-    def wait(self, run: str, until=None, seconds: float = 300) -> dict:
-        """Wait for the end of a run, or for what ``until`` says of its status."""
+    def wait(self, run: str, seconds: float = 300) -> dict:
+        """Wait for the end of a run; its status."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             said = self.status(run)
-            if until(said) if until else said["run"]["status"] in ENDED:
+            if said["run"]["status"] in ENDED:
                 return said
-            time.sleep(2)
+            self._sleep(run)
         self.tell()
         raise AssertionError(f"run {run} after {seconds} s: {said}")
+
+    def _sleep(self, run: str) -> None:
+        """Wait for the result of a run, but not for long: each question for its status takes seconds of a core."""
+        for _ in range(8):
+            time.sleep(1)
+            if self._results[run].exists():
+                return
 
     def complete(self, run: str, **options) -> None:
         """Wait for a run to end as it should."""

@@ -29,6 +29,7 @@ RUN = {
 }
 
 
+@pytest.mark.xdist_group("faults")
 def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     rounds = 24
     run_id = stack.submit(**RUN, rounds=rounds, out="/runs/faults")
