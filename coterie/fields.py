@@ -291,3 +291,5 @@ FUZZIFIER = Bounds(1, 100, above=True)
 GAN_PRECISIONS = ("float32", "bfloat16")
 #: Model that a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")
+#: How a client personalises a released model (client/personal.py).
+PERSONAL_METHODS = ("last-layer", "all", "prior")

@@ -111,8 +111,11 @@ class Diagnostics(Record):  # large: one field per value of a record
         minority_accuracy, majority_accuracy: accuracy of the one smallest group, and of the others.
         worst_client_accuracy: the lowest accuracy of a client.
         max_disparity: largest difference between the accuracies of two clients.
+        personal_accuracy, personal_worst_group_accuracy, personal_worst_client_accuracy: the same of the models that
+            clients fitted to their own records.
         client_id: the evaluated clients; the next fields have a value for each.
         client_accuracy, client_cluster, client_group, client_loss: of their models on their data.
+        client_personal_accuracy: of the models that they fitted to their own records.
         other: further scores, such as those of a user's aggregation function.
     """
 
@@ -136,11 +139,15 @@ class Diagnostics(Record):  # large: one field per value of a record
     majority_accuracy: float | None = None
     worst_client_accuracy: float | None = None
     max_disparity: float | None = None
+    personal_accuracy: float | None = None
+    personal_worst_group_accuracy: float | None = None
+    personal_worst_client_accuracy: float | None = None
     client_id: Integers | None = None
     client_accuracy: tuple[float | None, ...] | None = None
     client_cluster: Integers | None = None
     client_group: Integers | None = None
     client_loss: Numbers | None = None
+    client_personal_accuracy: Numbers | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

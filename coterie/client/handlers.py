@@ -23,12 +23,13 @@ from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
+from coterie.client.personal import personalised
 from coterie.client.record_level import Keys, charged, check_whole, noisy_model_losses, train_privately
 from coterie.client.scores import accuracies, losses
 from coterie.client.state import ClientError
 from coterie.datasets import TestSet
 from coterie.privacy import Plan, Summed, clip_rows
-from coterie.wire import TrainRequest
+from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.messages import (
     CENTROIDS,
     DIAGNOSTICS,
@@ -215,6 +216,7 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
         labels = cohort.last_labels(otherwise=labels)
     score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
     rows = zip(cohort.clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
+    own_accuracies = _accuracies_of_own_models(cohort, labels)
     return [
         RecordDict(
             {
@@ -226,11 +228,12 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
                         "cluster": int(label),
                         "group": shard.group,
                         "num-examples": size,
+                        **own,
                     }
                 )
             }
         )
-        for client, shard, label, (accuracy, loss, size) in rows
+        for (client, shard, label, (accuracy, loss, size)), own in zip(rows, own_accuracies, strict=True)
     ]
 
 
@@ -279,6 +282,27 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
         accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
         scores.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
     return scores
+
+
+def _accuracies_of_own_models(cohort: Cohort, labels: Labels) -> list[dict[str, float]]:
+    """Return what each client reports of the model that it fits to its own records.
+
+    That is its accuracy, which replaces that of the released model where the server releases a noisy mean of it. In
+    diagnostics only simulated clients report it: no noise would cover it. Neither does a client with its own budget.
+    """
+    request, network, layout = cohort.request, cohort.network, cohort.layers.whole
+    assert isinstance(request, EvaluateRequest)
+    clients = range(len(cohort.clients))
+    silent = any(client.deployed and (client.budget or not request.private) for client in cohort.clients)
+    if request.personalize is None or silent:
+        return [{} for _ in clients]
+    released = cohort.layers.join(cohort.models[labels], cohort.own)
+    training = cohort.local_training
+    own = personalised(network, layout, released, cohort.shards, request.personalize, training, cohort.rngs())
+    key = "accuracy" if request.private else "personal-accuracy"
+    tests = [_part(shard.test, client.client_id) for client, shard in zip(cohort.clients, cohort.shards, strict=True)]
+    found = [accuracies(network, layout, own[i][None], *tests[i], training.device)[0] for i in clients]
+    return [{key: float(accuracy)} for accuracy in found]
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from coterie.models.fixed import (
     random_conv,
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
+from coterie.models.last_layer import check_personal, last_layer
 from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise, num_parameters
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "check_gan",
     "check_kind",
     "check_network",
+    "check_personal",
     "deskew",
     "drawn",
     "features",
@@ -39,6 +41,7 @@ __all__ = [
     "hog2",
     "identity",
     "initialise",
+    "last_layer",
     "num_parameters",
     "pool2",
     "random_conv",

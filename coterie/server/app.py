@@ -31,6 +31,7 @@ from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
+from coterie.server.personal_models import check_personal
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.run_requests import submission_of
@@ -68,6 +69,7 @@ def open_folder(
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
     origin = check(config)
     _, layout = initial_models(config, Streams(0))
+    check_personal(config, layout)
     start = StartModels.of(config)
     if start is not None:
         start.check_layout(layout, max(config.models, 1))

@@ -269,6 +269,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         self._check_effective(given)
         self._check_unit(given)
         self._check_combinations()
+        self._check_personal(deployed)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
@@ -628,6 +629,27 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(
                 f"clusters = {self.models}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
                 "clusters, or set rebalance-min to 0"
+            )
+
+    def _check_personal(self, deployed: bool) -> None:
+        """Check that the accuracy of clients' own models can be known, by noise or in a simulation."""
+        evaluation, personalize = self.evaluation, self.evaluation.personalize
+        if personalize == "none":
+            return
+        if self.method.produces == "labels":
+            raise ConfigError(
+                f"personalize = {personalize!r}: {self.run.strategy} clusters records and trains no model that a "
+                "client could fit; set it to none"
+            )
+        if evaluation.evaluate == "off":
+            raise ConfigError(
+                f"personalize = {personalize!r} has no effect with evaluate = 'off'; set evaluate to diagnostic or "
+                "private, or personalize to none"
+            )
+        if deployed and evaluation.evaluate != "private":
+            raise ConfigError(
+                f"personalize = {personalize!r}: deployed clients report the accuracy of their own models only under "
+                "noise (evaluate = private); set it to none here, and personalize in the clients' node configurations"
             )
 
     def _check_evaluation(self) -> None:

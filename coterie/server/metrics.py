@@ -64,6 +64,7 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
     losses = [reply.loss for reply in replies if reply.loss is not None]
     if len(losses) == len(replies):
         scores["client_loss"] = losses
+    scores |= _personal_scores(replies, groups)
     least = int(np.argmin(sizes))
     if np.sum(sizes == sizes[least]) == 1 and len(present) > 1:  # one group is smaller than all others
         scores["minority_accuracy"] = float(accuracy[groups == least].mean())
@@ -80,6 +81,19 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
             "confusion": confusion(clusters, groups).ravel().tolist(),
         }
     return MetricRecord(scores)
+
+
+def _personal_scores(replies: Sequence[EvaluationReply], groups: IntArray) -> dict[str, Any]:
+    """Scores of the models that clients fitted to their own records; empty unless all clients did."""
+    own = [reply.personal_accuracy for reply in replies if reply.personal_accuracy is not None]
+    if len(own) < len(replies):
+        return {}
+    return {
+        "personal_accuracy": float(np.mean(own)),
+        "personal_worst_group_accuracy": min(float(np.mean(np.array(own)[groups == g])) for g in np.unique(groups)),
+        "personal_worst_client_accuracy": min(own),
+        "client_personal_accuracy": own,
+    }
 
 
 def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:

@@ -289,9 +289,12 @@ def _diagnostics(config: RunConfig) -> list[str]:
     if config.method.produces == "labels":
         return ["numbers of records by label and class, exact, and the scores of these", *always]
     sampled = f"of {evaluation.evaluate_clients} clients, " if evaluation.evaluate_clients else ""
+    own = ["accuracies of the models that clients fit to their own records, exact, at the end"]
+    own = own if evaluation.personalize != "none" else []
     return [
         f"{sampled}accuracies on clients' held-out data and training losses, exact, every "
         f"{evaluation.evaluate_every} rounds and at the end",
+        *own,
         "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
         *always,
     ]

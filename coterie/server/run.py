@@ -177,6 +177,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
         evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
         evaluate_clients=evaluation.evaluate_clients or 0,
+        personalize=None if evaluation.personalize == "none" else evaluation.personalize,
         recorder=folder,
         resume_from=folder.resumed,
         roster=roster_of(config, folder.seen_rosters),

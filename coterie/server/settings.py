@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.fields import MAX_CLUSTERS, ROUNDS, SEED
+from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
 from coterie.settings import AUTO, ConfigError, Settings, setting
 from coterie.strategies.registry import STRATEGIES
 
@@ -91,6 +91,12 @@ class EvaluationSettings(Settings):
     )
     evaluate_noise: float = setting(
         0.01, "standard deviation of the noise on a private mean accuracy", above=0, at_most=1
+    )
+    personalize: str = setting(
+        "none",
+        "how clients fit the released model to their own records, before they evaluate it too; the result stays there",
+        choices=("none", *PERSONAL_METHODS),
+        tuned=True,
     )
 
 

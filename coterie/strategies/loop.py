@@ -24,6 +24,7 @@ from coterie.rounds.recorder import Checkpoint
 from coterie.rounds.run_state import Run, StrategyError
 from coterie.strategies.method import Method, Models
 from coterie.strategies.post_processing import finish_round
+from coterie.wire import EvaluateRequest
 from coterie.wire.messages import DIVERGED, pack_models, unpack_models
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def run_rounds(
     result = Result()
     last, diverged = first, False
 
-    def evaluate(number: int) -> dict[str, Any]:
-        metrics = _evaluate(strategy, grid, number, result.arrays, evaluate_config, timeout)
+    def evaluate(number: int, last: bool = True) -> dict[str, Any]:
+        metrics = _evaluate(strategy, grid, number, result.arrays, evaluate_config, timeout, last)
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics
         return dict(metrics or {})
@@ -88,8 +89,9 @@ def run_rounds(
             last = number
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
-            if strategy.evaluation_due(number, last=number == numbers[-1] or strategy.finished):
-                line |= evaluate(number)
+            ends = number == numbers[-1] or strategy.finished
+            if strategy.evaluation_due(number, last=ends):
+                line |= evaluate(number, ends)
             if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
             line |= _participation(strategy, number) | {"seconds": time.perf_counter() - started}
@@ -145,8 +147,13 @@ def client_config(config: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {**config, "lr": config["lr"] * float(config.get("lr-decay", 1.0)) ** (number - 1)}
 
 
-def open_evaluation(method: Method, number: int, models: Models, config: ConfigRecord) -> EvaluationExchange:
-    """An evaluation of models by the registered clients, or by those that evaluate."""
+def open_evaluation(
+    method: Method, number: int, models: Models, config: ConfigRecord, *, last: bool = True
+) -> EvaluationExchange:
+    """An evaluation of models by the registered clients, or by those that evaluate.
+
+    Exact diagnostics of models that clients fit to their own records, which take long, are of the last round only.
+    """
     run, options = method.run, method.options
     run.state = replace(run.state, config=dict(config))
     clients = method.present
@@ -154,7 +161,11 @@ def open_evaluation(method: Method, number: int, models: Models, config: ConfigR
         present = [client for client in run.evaluation_order if client in run.registry.nodes]
         clients = sorted(present[: options.evaluate_clients])
     aggregate = options.evaluate_metrics_aggr_fn
-    return EvaluationExchange(run, method.evaluation(), number, models, method.assignments(number), aggregate, clients)
+    request = method.evaluation()
+    if isinstance(request, EvaluateRequest):
+        private = options.evaluate == "private"
+        request = replace(request, personalize=options.personalize if last or private else None, private=private)
+    return EvaluationExchange(run, request, number, models, method.assignments(number), aggregate, clients)
 
 
 def _train(
@@ -188,13 +199,19 @@ def _train_by_hooks(
 
 
 def _evaluate(
-    strategy: ClusteredStrategy, grid: Grid, number: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+    strategy: ClusteredStrategy,
+    grid: Grid,
+    number: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    timeout: float,
+    last: bool,
 ) -> MetricRecord | None:
     """The metrics of an evaluation; None without any."""
     if strategy.overrides("configure_evaluate", "aggregate_evaluate"):
         messages = strategy.configure_evaluate(number, arrays, config, grid)
         return strategy.aggregate_evaluate(number, _send(grid, messages, timeout))
-    exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config)
+    exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config, last=last)
     return strategy.evaluated(exchange, _send(grid, exchange.batch.messages.values(), timeout))
 
 

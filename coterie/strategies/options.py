@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from flwr.app import MetricRecord
 
-from coterie.fields import AT_LEAST_0, REBALANCE_TRAIN, Bounded, OneOf
+from coterie.fields import AT_LEAST_0, PERSONAL_METHODS, REBALANCE_TRAIN, Bounded, OneOf
 from coterie.privacy import Ledger, Streams
 from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
@@ -42,6 +42,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
             include as many ``evaluations`` as :meth:`ClusteredStrategy.evaluations` returns.
         evaluate_every: number of rounds between evaluations; the last round is always evaluated. 0: never.
         evaluate_clients: number of clients that evaluate exactly, drawn once at random; 0: all.
+        personalize: how clients fit the released model to their own records in evaluations; None: not at all.
         recorder: stores checkpoints and metrics.
         resume_from: a checkpoint of the same run.
         evaluate_metrics_aggr_fn: aggregates evaluation replies to one MetricRecord; default: mean over clients of every
@@ -80,6 +81,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
     evaluate: Annotated[str, OneOf(("diagnostic", "private"))] = "diagnostic"
     evaluate_every: int = 1
     evaluate_clients: int = 0
+    personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
     recorder: Recorder = field(default_factory=Recorder)
     resume_from: Checkpoint | None = None
     evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord] = mean_of_clients

@@ -73,6 +73,7 @@ class EvaluationReply(Diagnostics):
         group: index of the client's true group, below M.
         loss: on the training data; None if the client does not report it.
         num_examples: number of held-out examples; None if the client does not report it.
+        personal_accuracy: accuracy of the model that the client fitted to its own records; None without one.
     """
 
     client_id: Index
@@ -81,6 +82,7 @@ class EvaluationReply(Diagnostics):
     group: Index
     loss: float | None = None
     num_examples: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
+    personal_accuracy: Annotated[float | None, Bounds(0, 1)] = None
 
     def check(self, num_clusters: int, num_clients: int, assigned: int | None) -> None:
         """Check the cluster and the group."""

@@ -33,6 +33,7 @@ from coterie.fields import (
     MAX_PLANS,
     MAX_REDRAWN,
     PENALTY_WEIGHT,
+    PERSONAL_METHODS,
     REBALANCE_TRAIN,
     ROUNDS,
     SEED,
@@ -187,9 +188,19 @@ class LossesRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(Request):
-    """Return exact diagnostics, outside every guarantee."""
+    """Return exact diagnostics, outside every guarantee, or an accuracy for a noisy mean.
+
+    Attributes:
+        personalize: how a client fits the model to its own records before it evaluates it; None: not at all. Simulated
+            clients report both accuracies. A deployed client never reports that of its own model in diagnostics.
+        private: whether the server releases a noisy mean of the accuracies, and nothing else of the replies; it is then
+            that of the clients' own models.
+    """
 
     message_type: ClassVar[str] = EVALUATE
+
+    personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
+    private: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

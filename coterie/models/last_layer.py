@@ -1,0 +1,49 @@
+"""The last layer of a network, which clients can fit to their own records (client/personal.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coterie.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def last_layer(network: nn.Module) -> str:
+    """Return the name of the last module with parameters of its own; of a sum of two networks, the cluster's."""
+    named = network.named_modules()
+    return [name for name, module in named if next(module.parameters(recurse=False), None) is not None][-1]
+
+
+def check_personal(network: nn.Module, method: str, *, classes: bool) -> None:
+    """Check that clients can personalise a network.
+
+    Args:
+        network: the network.
+        method: one of :data:`~coterie.fields.PERSONAL_METHODS`.
+        classes: whether targets are classes, not real numbers.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    from torch import nn
+
+    if method == "all":
+        return
+    if method == "prior" and not classes:
+        raise ModelError(
+            "personalize = 'prior' corrects for shares of classes, but these targets are real numbers; set personalize "
+            "to last-layer or all"
+        )
+    head = network.get_submodule(last_layer(network))
+    if type(head) is not nn.Linear:
+        raise ModelError(
+            f"personalize = {method!r} requires a network whose last layer is linear, but that of "
+            f"{type(network).__name__} is {type(head).__name__}; set personalize to all or none"
+        )
+    if method == "prior" and head.bias is None:
+        raise ModelError(
+            "personalize = 'prior' moves the bias of the last layer, which this network lacks; set personalize to "
+            "last-layer or all"
+        )
