@@ -4,7 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
         "clustered": run.clustered and any(site.cluster is not None for site in run_sites),
         "scored": any(site.accuracy is not None for site in run_sites),
         "site_sentence": _site_sentence(run, run_sites),
-        "site_data": Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in run_sites]),
+        "personal": any(site.personal is not None for site in run_sites),
+        "site_data": _site_data(run_sites),
         "guarantee": _guarantee(run),
         "traffic": _traffic(run),
         "facts": _facts(run.certificate),
@@ -131,6 +132,13 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
         "tuned": _pairs(_with_effect(run, "tuned_outside")),
         "settings": shown_settings(run.config),
     }
+
+
+def _site_data(run_sites: Sequence[Site]) -> Data:
+    """Return all that is known of the sites, without a column that has no value."""
+    heads = [each.name for each in fields(Site)]
+    heads = heads if any(site.personal is not None for site in run_sites) else heads[:-1]
+    return Data("sites", heads, [astuple(site)[: len(heads)] for site in run_sites])
 
 
 def _traffic(run: Run) -> list[tuple[str, str, str]]:
@@ -345,16 +353,29 @@ def _scores(run: Run) -> list[_Tile]:
             _Tile("Adjusted Rand", formats.index(scores.ari), "chance-corrected agreement on pairs of records"),
             _Tile("Accuracy", formats.percent(scores.accuracy), "share of records, clusters matched to classes"),
         ]
+    own = [] if scores.personal_accuracy is None else [_personal_tile(run)]
     if run.noisy or not run.clustered or scores.groups_found is None:
-        return []
+        return own
     matched = scores.clustering_accuracy
     return [
+        *own,
         _Tile(
             "Clusters found",
             formats.of_total(scores.groups_found, scores.groups),
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
-        )
+        ),
     ]
+
+
+def _personal_tile(run: Run) -> _Tile:
+    scores = run.scores
+    worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
+    note = (
+        f"each client fits the model to its own records ({run.config.get('personalize')}) and sends nothing of it; "
+        f"worst group {formats.percent(worst_group)}, worst client {formats.percent(worst)}"
+    )
+    outside = "outside the guarantee" if run.exact else ""
+    return _Tile("Personalised", formats.percent(scores.personal_accuracy), note, outside, good=False)
 
 
 def _resources(run: Run) -> list[_Tile]:

@@ -58,9 +58,19 @@ def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text
         ("Accuracy", Text(formats.percent(scores.accuracy), "bold")),
         ("Worst group", formats.percent(scores.worst_group_accuracy)),
         *([("Each group", ", ".join(map(formats.percent, groups)))] if groups else []),
+        *([("Personalised", _personal(scores))] if scores.personal_accuracy is not None else []),
         ("Clusters found", formats.of_total(scores.groups_found, scores.groups)),
         ("Clustering accuracy", formats.percent(scores.clustering_accuracy)),
     ]
+
+
+def _personal(scores: Diagnostics) -> str:
+    """Return the accuracies of the models that clients fitted to their own records."""
+    worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
+    return (
+        f"{formats.percent(scores.personal_accuracy)}, worst group {formats.percent(worst_group)}, worst client "
+        f"{formats.percent(worst)}: models that clients fit to their own records and keep"
+    )
 
 
 def _record_scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:

@@ -28,12 +28,14 @@ class Site:
         name: its name; empty if it has none.
         cluster: its cluster; None if it is not released or not known.
         accuracy: exact accuracy of its model on its held-out data; None if it is not known.
+        personal: the same of the model that it fitted to its own records.
     """
 
     client: int
     name: str
     cluster: int | None
     accuracy: float | None
+    personal: float | None = None
 
     @property
     def label(self) -> str:
@@ -69,9 +71,11 @@ def read_sites(run: Run) -> list[Site]:
     scores = outcome.diagnostics or Diagnostics()
     clients = scores.client_id or ()
     clusters = scores.client_cluster or (None,) * len(clients)
-    for client, accuracy, cluster in zip(clients, scores.client_accuracy or (), clusters, strict=False):
+    own = scores.client_personal_accuracy or (None,) * len(clients)
+    for client, accuracy, personal, cluster in zip(clients, scores.client_accuracy or (), own, clusters, strict=False):
         site = sites.get(client, Site(client, "", None, None))
-        sites[client] = replace(site, cluster=cluster if site.cluster is None else site.cluster, accuracy=accuracy)
+        known = cluster if site.cluster is None else site.cluster
+        sites[client] = replace(site, cluster=known, accuracy=accuracy, personal=personal)
     return [sites[client] for client in sorted(sites)]
 
 

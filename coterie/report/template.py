@@ -83,12 +83,13 @@ PAGE = r"""{% macro badge(text, good) %}
 
 {% macro site_table(section, rows) %}
 <table class="sites">
-  <thead><tr><th scope="col">site</th>{% if section.clustered %}<th scope="col">cluster</th>{% endif %}{% if section.scored %}<th scope="col" class="number">accuracy</th>{% endif %}</tr></thead>
+  <thead><tr><th scope="col">site</th>{% if section.clustered %}<th scope="col">cluster</th>{% endif %}{% if section.scored %}<th scope="col" class="number">accuracy</th>{% endif %}{% if section.personal %}<th scope="col" class="number">personalised</th>{% endif %}</tr></thead>
   <tbody>
   {% for site in rows %}
   <tr><th scope="row">{{ site.label }}</th>
     {%- if section.clustered %}<td>{{ fmt.MISSING if site.cluster is none else site.cluster }}</td>{% endif %}
-    {%- if section.scored %}<td class="number">{{ fmt.percent(site.accuracy) }}</td>{% endif %}</tr>
+    {%- if section.scored %}<td class="number">{{ fmt.percent(site.accuracy) }}</td>{% endif %}
+    {%- if section.personal %}<td class="number">{{ fmt.percent(site.personal) }}</td>{% endif %}</tr>
   {% endfor %}
   </tbody>
 </table>

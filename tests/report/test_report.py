@@ -706,6 +706,31 @@ def test_sites_have_their_cluster_and_accuracy(tmp_path):
     ]
 
 
+PERSONAL = {
+    "personal_accuracy": 0.9412,
+    "personal_worst_group_accuracy": 0.9321,
+    "personal_worst_client_accuracy": 0.5333,
+    "client_personal_accuracy": [0.95, 0.5333],
+}
+
+
+@pytest.mark.parametrize("certificate", [WITHOUT_PRIVACY, CERTIFICATE])
+def test_accuracies_of_personalised_models_stand_beside_those_of_released_ones(tmp_path, certificate):
+    folder = with_sites(tmp_path / "run", SITES[:2], [0.9, 0.5], certificate)
+    exact = folder / "diagnostics.json"
+    exact.write_text(json.dumps(json.loads(exact.read_text()) | PERSONAL))
+    text = words(page(folder))
+    assert "Personalised 94.1 %" in text
+    assert "and sends nothing of it; worst group 93.2 %, worst client 53.3 %" in text
+    assert "site cluster accuracy personalised client 1 0 50.0 % 53.3 % Ward &lt;A&gt; 1 90.0 % 95.0 %" in text
+    assert "client,name,cluster,accuracy,personal" in unquote(page(folder))
+    run = read_run(folder)
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(result_table(run.outcome, certificate))
+    shown = console.export_text().replace(formats.NBSP, " ")
+    assert re.search(r"Personalised +│ 94.1 %, worst group 93.2 %, worst client 53.3 %: models", shown)
+
+
 def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):
     text = words(page(with_sites(tmp_path / "clusters", SITES, None)))
     assert "site cluster Ward" in text
