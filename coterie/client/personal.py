@@ -119,8 +119,9 @@ def personalised(
     best = _cross_validated(fits, candidates, fit, loss)
     moved = [(i, fit) for i, fit in zip(some, best, strict=True) if fit is not None]
     if moved:
-        found = fit([chosen for _, chosen in moved])
-        own[[i for i, _ in moved]] = found
+        for (i, _), model in zip(moved, fit([chosen for _, chosen in moved]), strict=True):
+            if np.isfinite(model).all():
+                own[i] = model
     return own
 
 
@@ -140,19 +141,20 @@ def _cross_validated(
 
     None: no candidate is better than the released model.
     """
-    parts = [(i, *halves) for i, one in enumerate(fits) for halves in _folds(one)]
+    parts = [(i, rest, apart) for i, one in enumerate(fits) for rest, apart in _folds(one)]
     owner = np.array([i for i, _, _ in parts])
     held_out = [apart for _, _, apart in parts]
     sizes = np.array([len(shard.y) for shard in held_out])
 
     def total(models: Vectors) -> _Matrix:
-        return np.bincount(owner, weights=loss(models, held_out) * sizes, minlength=len(fits))
+        sums = np.bincount(owner, weights=loss(models, held_out) * sizes, minlength=len(fits))
+        return np.asarray(np.round(sums, 6))  # equal numbers of errors are equal
 
     least = total(np.stack([fits[i].released for i in owner]))
     best: list[_Fit | None] = [None] * len(fits)
     for candidate in candidates:
         found = total(fit([replace(fits[i], shard=rest, candidate=candidate) for i, rest, _ in parts]))
-        for i in np.flatnonzero(found < least):
+        for i in np.flatnonzero(found < least).tolist():
             best[i] = replace(fits[i], candidate=candidate)
         least = np.minimum(least, found)
     return best

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def last_layer(network: nn.Module) -> str:
     """Return the name of the last module with parameters of its own; of a sum of two networks, the cluster's."""
-    named = network.named_modules()
-    return [name for name, module in named if next(module.parameters(recurse=False), None) is not None][-1]
+    names: list[str] = [name for name, module in network.named_modules() if [*module.parameters(recurse=False)]]
+    return names[-1]
 
 
 def check_personal(network: nn.Module, method: str, *, classes: bool) -> None:
