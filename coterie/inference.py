@@ -5,6 +5,7 @@ Everything here runs on this machine and reads nothing but the given files, so i
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -24,11 +25,15 @@ from torch import Tensor, nn
 from coterie import models as networks
 from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
-from coterie.client.sgd import example_loss
+from coterie.client.personal import personalised
+from coterie.client.sgd import LocalTrainingConfig, example_loss
 from coterie.client.state import ClientError, StateFile
-from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
+from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
+from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
-from coterie.results import Outcome
+from coterie.models.settings import TrainingSettings
+from coterie.results import Outcome, read_config
+from coterie.settings import ConfigError, flat
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import MAX_EXAMPLE, CardError, ModelCard
 
@@ -185,6 +190,58 @@ class TrainedModels(Sequence[nn.Module]):
             loss = float(example_loss(outputs, torch.as_tensor(records.y)).double().mean())
             losses.append(loss if math.isfinite(loss) else math.inf)
         return Assignment(int(np.argmin(losses)), tuple(losses), len(records.y))
+
+    def personalised(self, records: LocalRecords, cluster: int, method: str = "last-layer") -> TrainedModels:
+        """Return these models, with that of a cluster fitted to labelled records of one site (client/personal.py).
+
+        The result says more of these records than the released models do: it belongs to the site alone. Equal records
+        give an equal result.
+
+        Args:
+            records: of the site, with labels.
+            cluster: whose model is fitted.
+            method: "last-layer", "all", which takes the step size from the run folder, or "prior".
+
+        Raises:
+            InferenceError: the method is unknown, the records have no labels, the run's method clusters records, or the network or the targets do
+                not support the method.
+        """
+        if method not in PERSONAL_METHODS:
+            raise InferenceError(f"personalize is {method!r}; it must be {', '.join(PERSONAL_METHODS)}")
+        if self.clusters_records:
+            raise InferenceError(f"{self.card.strategy} clusters records and trains no model that a site could fit")
+        if records.y is None or not len(records.y):
+            raise InferenceError(f"{records.where} has no labelled records, to which a model could be fitted")
+        self.outputs(records.x[:0], cluster)  # there is such a cluster
+        module = copy.deepcopy(self._modules[cluster]).requires_grad_(True)
+        parameters = dict(module.named_parameters())
+        layout = Layout.of(parameters)
+        released = layout.flatten({name: value.detach().numpy() for name, value in parameters.items()})
+        shard = Shard(0, 0, records.x, records.y, TestSet(records.x, records.y))
+        training = self._training() if method == "all" else LocalTrainingConfig(1, 1, 1.0)
+        rng = np.random.default_rng(0)
+        try:
+            own = personalised(module, layout, released[None], [shard], method, training, [rng])[0]
+        except networks.ModelError as error:
+            raise InferenceError(str(error)) from None
+        with torch.no_grad():
+            for name, values in layout.split(own).items():
+                parameters[name].copy_(torch.from_numpy(values))
+        module.requires_grad_(False)
+        modules = [module if index == cluster else other for index, other in enumerate(self._modules)]
+        return TrainedModels(self.folder, self.cards, modules, self.sites, self.names)
+
+    def _training(self) -> LocalTrainingConfig:
+        """Return the hyper-parameters of the run's clients."""
+        try:
+            values = flat(read_config(self.folder.parent)["config"])
+            training = TrainingSettings(**{key: values[f"training.{key_of(key)}"] for key in ("lr", "batch_size")})
+        except (FileError, KeyError, ConfigError) as error:
+            raise InferenceError(
+                f"personalize = 'all' takes lr and batch-size from config.toml of the run folder, which cannot be read "
+                f"({error}); set it to last-layer or prior"
+            ) from None
+        return LocalTrainingConfig(1, training.batch_size, training.lr)
 
     def cluster_of(self, site: int | str) -> int:
         """Return the cluster of a client of the run, given by its number or name.

@@ -53,6 +53,7 @@ ELSEWHERE = {
     ("poc",): "cli/test_cli_poc.py",
     ("status",): "flower/test_status.py",
     ("purge",): "flower/test_purge.py",
+    ("predict", "STATE/client-3.own-model"): "client/test_own_model.py",
 }
 # The same for other programs.
 OTHERS = {
@@ -169,6 +170,8 @@ def test_a_documented_command_runs(coterie, tmp_path, request, words):
         words[-1] = str(ROOT)
     if "FILE" in words:
         words[words.index("FILE")] = str(digits_of_a_site(tmp_path))
+    if "OWN" in words:
+        words[words.index("OWN")] = str(digits_of_a_site(tmp_path))
     words = [{"RUN": "runs/NAME"}.get(word, word) for word in words]
     for name in ("runs/NAME", "runs/ONE", "runs/OTHER"):
         if name in words:

@@ -41,7 +41,7 @@ ALLOWED = {
     },
     "engine": {"client", "flower", "generators", "logs", "privacy", "progress", "rounds", "wire"},
     "guard": {"client", "fields", "files", "logs", "privacy"},
-    "inference": {"client", "datasets", "files", "models", "results", "wire"},
+    "inference": {"client", "datasets", "fields", "files", "models", "results", "settings", "wire"},
     "report": {"files", "privacy", "results", "settings", "strategies"},
     "server": {
         "client",

@@ -162,6 +162,65 @@ def test_new_records_are_assigned_to_the_model_of_their_group(trained, sites):
         models.predict(models.read(sites / "blind-0.npz").x, 2)
 
 
+def test_a_site_fits_a_released_model_to_its_own_records(trained, sites, coterie, tmp_path):
+    run = trained(strategy="fedavg", clusters=1, rounds=2)
+    few = np.load(sites / "client-1.npz")
+    rows = np.flatnonzero(few["y"] < 3)
+    np.savez(tmp_path / "own.npz", x=few["x"][rows[:-20]], y=few["y"][rows[:-20]])
+    np.savez(tmp_path / "test.npz", x=few["x"][rows[-20:]], y=few["y"][rows[-20:]])
+    np.savez(tmp_path / "blind.npz", x=few["x"][rows[-20:]])
+    models = package.load(run)
+    before = [dict(models[0].state_dict()), models.folder.joinpath("cluster-0.safetensors").read_bytes()]
+    own, test = models.read(tmp_path / "own.npz"), models.read(tmp_path / "test.npz")
+    hits = {"released": np.mean(models.predict(test.x, 0) == test.y)}
+    for method in ("last-layer", "all", "prior"):
+        personal = models.personalised(own, 0, method)
+        hits[method] = np.mean(personal.predict(test.x, 0) == test.y)
+        again = models.personalised(own, 0, method)
+        torch.testing.assert_close(personal[0].state_dict(), again[0].state_dict(), rtol=0, atol=0)
+        status, out, _ = coterie(
+            "predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz", "--personalize", method
+        )
+        assert status == 0
+        labels = [int(row["prediction"]) for row in csv.DictReader(out.splitlines())]
+        np.testing.assert_array_equal(labels, personal.predict(test.x, 0))
+    assert min(hits["last-layer"], hits["all"], hits["prior"]) > hits["released"]
+    torch.testing.assert_close(dict(models[0].state_dict()), before[0], rtol=0, atol=0)
+    assert models.folder.joinpath("cluster-0.safetensors").read_bytes() == before[1]
+    default = coterie("predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz")[1]
+    chosen = coterie(
+        "predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz", "--personalize", "last-layer"
+    )
+    assert default == chosen[1]
+
+
+def test_own_records_choose_the_cluster_that_is_fitted(trained, sites, coterie):
+    run = trained()
+    for client in (0, 1):
+        _, out, _ = coterie("predict", run, sites / f"blind-{client}.npz", "--own", sites / f"client-{client}.npz")
+        assert {int(row["cluster"]) for row in csv.DictReader(out.splitlines())} == {
+            exact(run)["client_cluster"][client]
+        }
+
+
+def test_a_model_that_cannot_be_fitted_is_refused_in_one_line(trained, sites, coterie, tmp_path):
+    run, file = trained(), sites / "blind-0.npz"
+    assert_refused(coterie("predict", run, file, "--personalize", "prior"), "requires --own OWN")
+    own = ("--own", sites / "client-0.npz")
+    assert_refused(coterie("predict", run, file, *own, "--personalize", "head"), "it must be last-layer, all, prior")
+    assert_refused(coterie("predict", run, file, "--own", file), "no labels to choose by")
+    assert_refused(coterie("predict", run, file, "--own", file, "--cluster", 0), "has no labelled records")
+    assert_refused(coterie("predict", run, file, *own, "--cluster", 5), "cluster 5 does not exist")
+    bare = package.load(run / "models")
+    bare.folder = tmp_path / "models"
+    with pytest.raises(InferenceError, match=r"takes lr and batch-size from config\.toml of the run folder"):
+        bare.personalised(bare.read(sites / "client-0.npz"), 0, "all")
+    numbers = trained(strategy="kfed", clusters=3, rounds=1, privacy_unit=None, sampling_rate=None)
+    models = package.load(numbers)
+    with pytest.raises(InferenceError, match="trains no model that a site could fit"):
+        models.personalised(models.read(sites / "client-1.npz"), 0)
+
+
 def test_the_card_describes_the_run(trained):
     run = trained()
     models = package.load(run)

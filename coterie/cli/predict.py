@@ -40,21 +40,38 @@ def predict(
     site: _Site = None,
     cluster: Annotated[int | None, typer.Option(metavar="J", help="Use the model of this cluster.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; default: standard output.")] = None,
+    own: Annotated[
+        Path | None,
+        typer.Option(metavar="OWN", help="Labelled records of this site, to which the model is fitted first."),
+    ] = None,
+    personalize: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="How: last-layer (default), all or prior; requires --own.")
+    ] = None,
     schema: _Schema = None,
     trust_code: _Trust = False,
 ) -> None:
-    """Predict with the models of a run. Without --site or --cluster, the model that fits the labels of FILE best.
+    """Predict with the models of a run. Without --site or --cluster, the model that fits labels of OWN or FILE best.
 
     Nothing leaves this machine. The output has a line per record, in the order of FILE: its number from 0, the
     cluster, the prediction, and for classes the probability that the model gives it.
+
+    With --own, predictions say more of the site's own records than the model did: keep them at the site.
     """
     from coterie.inference import InferenceError, load
+
+    if personalize is not None and own is None:
+        raise InferenceError(f"--personalize {personalize} requires --own OWN, labelled records of this site")
 
     if site is not None and cluster is not None:
         raise InferenceError("--site and --cluster both choose a model; give one of them")
     models = load(run, site=site, trust_code=trust_code)
     records = models.read(file, schema)
-    chosen = _cluster(models, records, site, cluster)
+    if own is None:
+        chosen = _cluster(models, records, site, cluster)
+    else:
+        own_records = models.read(own, schema)
+        chosen = _cluster(models, own_records, site, cluster)
+        models = models.personalised(own_records, chosen, personalize or "last-layer")
     outputs = models.outputs(records.x, chosen)
     rows = _rows(models, records, outputs, chosen)
     if out is None:

@@ -131,6 +131,7 @@ def client_of(node: NodeConfig) -> Client:
         budget_file=node.budget_file,
         policy=policy,
         server=node.server or "",
+        personalize=node.personalize,
     )
 
 
@@ -227,11 +228,15 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
     from coterie.client.budget import require_head
     from coterie.client.handlers import HANDLERS  # imports PyTorch
+    from coterie.client.own_model import keep_own_model
     from coterie.client.reply_cache import ReplyCache
 
     cohort, handler = _validated(message_type, content, client, node), HANDLERS[message_type]
     if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
-        return cohort.replies(handler)[0]
+        reply = cohort.replies(handler)[0]
+        if isinstance(reply, RecordDict):
+            keep_own_model(cohort, client)
+        return reply
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
     client = replace(client, head=secrets.token_hex(16))
@@ -244,6 +249,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         if isinstance(reply, RecordDict):
             reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)
+            keep_own_model(cohort, client)
         return reply
 
 

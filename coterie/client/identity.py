@@ -29,6 +29,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
         budget_file: file of its charges; None: beside the data, or in ``folder``.
         policy: what its owner consents to; None: everything.
         consent: the signed request for the run that asks.
+        personalize: how it fits released models to its own records, on which no message depends; None: not at all.
         head: random number of the charge for the present request, at record level; empty: none.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
@@ -44,6 +45,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     budget_file: str | None = None
     policy: Policy | None = None
     consent: Consent = NO_REQUEST
+    personalize: str | None = None
     head: str = ""
     run: str = ""
     app: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from coterie.deploy.errors import DeployError
-from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields, key_of
+from coterie.fields import COUNT, EPSILON, PERSONAL_METHODS, SIZE, Bounds, Fields, OneOf, key_of
 
 #: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
 APP_HASH = "COTERIE_APP_HASH"
@@ -35,6 +35,8 @@ class NodeConfig(Fields):  # large: one field per key
         authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
         server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of data sets and networks that a server may choose although they are not Coterie's.
+        personalize: how it fits released models to its own records, for a model of its own that stays in its state
+            folder; None: not at all.
         reply_seconds: least time of a reply, so that its time reveals less.
 
     Raises:
@@ -60,6 +62,7 @@ class NodeConfig(Fields):  # large: one field per key
     authority: str | None = None
     server: str | None = None
     code: str | None = None
+    personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
     reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,114 @@
+"""A deployed client's own model: fitted to its records after a reply is made, and kept in its state folder.
+
+Nothing of it is sent: no reply depends on whether a client has one. The file is for ``coterie predict`` at the site,
+and the log states locally what the fit brought.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from logging import INFO, WARNING
+from pathlib import Path
+
+import numpy as np
+from flwr.common.logger import log
+from safetensors.numpy import save
+
+from coterie import __version__
+from coterie.client.cohort import Cohort
+from coterie.client.identity import Client
+from coterie.client.personal import personalised
+from coterie.client.scores import accuracies
+from coterie.datasets import Facts, Shard, facts
+from coterie.files import private_folder, write_atomic
+from coterie.wire import EvaluateRequest, TrainRequest
+from coterie.wire.model_card import ModelCard, scaling_of
+
+
+def own_model_folder(folder: str | Path, client_id: int) -> Path:
+    """Return the folder of a client's own model, for ``coterie predict``."""
+    return Path(folder) / f"client-{client_id}.own-model"
+
+
+def keep_own_model(cohort: Cohort, client: Client) -> None:
+    """Fit the received model that suits a client's records best to these, if its owner asks for it; write and log it.
+
+    A failure is logged, and changes nothing else.
+    """
+    if (
+        client.personalize is None
+        or not client.folder
+        or not isinstance(cohort.request, EvaluateRequest | TrainRequest)
+    ):
+        return
+    try:
+        _keep(cohort, client, client.personalize, Path(client.folder))
+    except Exception as error:  # the reply must not depend on it
+        log(WARNING, "client %s has no model of its own of this round: %s", client.client_id, error)
+
+
+def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
+    if cohort.layers.own.names:
+        log(INFO, "client %s: its layers are its own already, personalize has no effect", client.client_id)
+        return
+    began = time.monotonic()
+    shard = cohort.shard(client)
+    if not len(shard.y):
+        return
+    network, layout, training = cohort.network, cohort.layers.whole, cohort.local_training
+    alone = replace(cohort, clients=[client])
+    released = cohort.models[alone.choose()]
+    rng = np.random.default_rng(client.client_id)
+    own = personalised(network, layout, released, [shard], method, training, [rng])
+    target = own_model_folder(folder, client.client_id)
+    private_folder(target)
+    metadata = {"about": json.dumps(_card(cohort).to_json())}
+    tensors = {name: np.ascontiguousarray(values) for name, values in layout.split(own[0]).items()}
+    write_atomic(target / "cluster-0.safetensors", save(tensors, metadata=metadata), sync=False)
+    log(
+        INFO,
+        "client %s fitted the model of round %s to its own records (%s, %.1f s): %s; %s is never sent",
+        client.client_id,
+        cohort.request.round,
+        method,
+        time.monotonic() - began,
+        _figures(cohort, np.concatenate([released, own]), shard),
+        target.name,
+    )
+
+
+def _figures(cohort: Cohort, models: np.ndarray, shard: Shard) -> str:
+    """Return the accuracies of the released and the own model on records that were held out."""
+    if shard.test.x is shard.x or not len(shard.test.y):
+        return "no records are held out to compare them"
+    x, y, device = shard.test.x, shard.test.y, cohort.local_training.device
+    before, after = accuracies(cohort.network, cohort.layers.whole, models, x, y, device)
+    return f"{100 * before:.1f} % before and {100 * after:.1f} % after, of {len(y)} held-out records"
+
+
+def _card(cohort: Cohort) -> ModelCard:
+    """Return the card of a model without any guarantee."""
+    data, training = cohort.config.data, cohort.config.training
+    known: Facts = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
+    return ModelCard(
+        strategy=cohort.config.strategy or "unknown",
+        dataset=data.dataset,
+        model=training.model,
+        features=training.features,
+        kind=known.kind,
+        shape=known.shape,
+        num_classes=known.num_classes,
+        cluster=0,
+        clusters=1,
+        additive=cohort.request.additive,
+        columns=known.schema.feature_names if known.schema else known.columns or None,
+        table_schema=data.table_schema or None,
+        classes=(known.schema.class_names or None) if known.schema else None,
+        scaling="by the schema of the table" if known.schema else scaling_of(known.kind),
+        rounds=cohort.request.round,
+        unit="none",
+        certificate="none: the own model of one site, not to be given away",
+        version=__version__,
+    )

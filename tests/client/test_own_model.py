@@ -1,0 +1,172 @@
+"""A deployed client's own model stays in its state folder: no message says whether there is one."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
+
+import coterie
+from coterie.client import own_model
+from coterie.client.app import app
+from coterie.client.state import ClientError
+from coterie.datasets import Shard, TestSet
+from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
+from coterie.engine.in_process import LocalGrid
+from coterie.fields import PERSONAL_METHODS
+from coterie.models import initialise
+from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models
+
+SETTINGS = {"dataset": "own", "input-shape": "4", "num-classes": 3, "clients": 3, "model": "mlp-32", "clusters": 2}
+SETTINGS |= {"seed": 1, "local-epochs": 1, "device": "cpu"}
+CONFIG = RunConfig(SETTINGS)
+RECORD = RunConfig(
+    SETTINGS | {"privacy-unit": "record", "strategy": "fedavg", "clusters": 1, "samples-per-client": 60, "rounds": 2}
+)
+DRAWN = [initialise("mlp-32", (4,), 3, seed) for seed in range(2)]
+LAYOUT = Layout.of(DRAWN[0])
+MODELS = np.stack([LAYOUT.flatten(parameters) for parameters in DRAWN])
+PLANS = {"record-plans": RECORD.plan.record_plans}
+#: Requests by name: type, number of models, configuration.
+REQUESTS = {
+    "train": ("train", 2, {}),
+    "train the assigned model": ("train", 1, {"cluster": 1}),
+    "train with DP-SGD": ("train", 1, PLANS),
+    "evaluate": ("evaluate", 2, {"private": False}),
+    "evaluate, and personalise": ("evaluate", 2, {"private": False, "personalize": "all"}),
+    "evaluate privately": ("evaluate", 2, {"private": True}),
+    "evaluate own models privately": ("evaluate", 2, {"private": True, "personalize": "prior"}),
+    "losses": ("query.losses", 2, {"compared": 2}),
+    "identity": ("query.identity", 2, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _sender():
+    LocalGrid(1)  # messages have a sender
+
+
+def write_data(path, rows=80, held_out=40):
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(rows + held_out, 4)).astype(np.float32), rng.integers(0, 2, rows + held_out)
+    x[:, 0] += 3 * y
+    held = {"x_test": x[rows:], "y_test": y[rows:]} if held_out else {}
+    np.savez(path, x=x[:rows], y=y[:rows], **held)
+    return path
+
+
+def ask(folder, request, data=None, **node):
+    """The bytes of the reply, or the text of the error."""
+    folder.mkdir(exist_ok=True)
+    data = data or write_data(folder.parent / "data.npz")
+    message_type, models, extra = REQUESTS[request]
+    config = RECORD if "record-plans" in extra else CONFIG
+    content = RecordDict(
+        {
+            "models": pack_models(MODELS[:models], LAYOUT),
+            "config": ConfigRecord({**config.for_clients(), "round": 4, **extra}),
+        }
+    )
+    message = Message(content=content, dst_node_id=1, message_type=message_type)
+    node = {"client-id": 2, "state-dir": str(folder), "data": str(data), **node}
+    try:
+        reply = app(message, Context(1, 1, node, RecordDict(), {})).content
+    except ClientError as error:
+        return str(error)
+    if "reply" in reply.config_records:
+        reply.config_records["reply"].pop("head", None)  # a random number of the charge
+    return recorddict_to_proto(reply).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_messages_are_equal_with_and_without_an_own_model(tmp_path, request_name):
+    without = ask(tmp_path / "off", request_name)
+    assert isinstance(without, bytes) or request_name == "identity"
+    for method in PERSONAL_METHODS:
+        assert ask(tmp_path / method, request_name, personalize=method) == without
+        kept = own_model.own_model_folder(tmp_path / method, 2) / "cluster-0.safetensors"
+        assert kept.exists() == request_name.startswith(("train", "evaluate"))
+
+
+def test_later_replies_do_not_depend_on_an_earlier_own_model(tmp_path):
+    texts = []
+    for folder, node in ((tmp_path / "off", {}), (tmp_path / "on", {"personalize": "all"})):
+        texts.append(
+            [ask(folder, name, **node) for name in ("evaluate", "train", "evaluate", "train the assigned model")]
+        )
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("trouble", ["fails", "its folder is a file", "no records"])
+def test_a_fit_that_fails_changes_no_reply(tmp_path, monkeypatch, trouble, caplog):
+    data = write_data(tmp_path / "data.npz", rows=1 if trouble == "no records" else 80)
+    expected = ask(tmp_path / "off", "evaluate", data)
+    if trouble == "fails":
+        monkeypatch.setattr(own_model, "personalised", lambda *_: 1 / 0)
+    elif trouble == "its folder is a file":
+        (tmp_path / "on").mkdir()
+        own_model.own_model_folder(tmp_path / "on", 2).write_text("")
+    with caplog.at_level(logging.INFO):
+        assert ask(tmp_path / "on", "evaluate", data, personalize="last-layer") == expected
+    if trouble != "no records":
+        assert "client 2 has no model of its own of this round" in caplog.text
+
+
+def test_the_own_model_predicts_at_the_site_and_has_no_guarantee(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        ask(tmp_path / "on", "evaluate", personalize="last-layer")
+    path = own_model.own_model_folder(tmp_path / "on", 2)
+    models = coterie.load(path)
+    card = models.card
+    assert (card.unit, card.certified, card.epsilon, card.clusters, card.rounds) == ("none", False, None, 1, 4)
+    assert "not to be given away" in card.certificate
+    data = np.load(tmp_path / "data.npz")
+    hits = np.mean(models.predict(models.read(tmp_path / "data.npz").x, 0) == data["y"])
+    assert hits > 0.9
+    assert "released" not in os.listdir(path)
+    assert [oct(Path(p).stat().st_mode & 0o077) for p in (path, path / "cluster-0.safetensors")] == ["0o0", "0o0"]
+    (line,) = [r.getMessage() for r in caplog.records if "fitted the model of round 4" in r.getMessage()]
+    assert "% before and" in line
+    assert "of 40 held-out records; client-2.own-model is never sent" in line
+
+
+def test_without_held_out_records_no_figure_is_stated():
+    x, y = np.zeros((3, 4), np.float32), np.zeros(3, np.int64)
+    for test in (TestSet(x, y), TestSet(x[:0], y[:0])):
+        assert own_model._figures(None, MODELS, Shard(0, 0, x, y, test)) == "no records are held out to compare them"
+
+
+def test_the_model_that_suits_the_records_best_is_fitted(tmp_path):
+    ask(tmp_path / "on", "evaluate", personalize="prior")
+    own = LAYOUT.flatten(
+        {
+            name: value.numpy()
+            for name, value in coterie.load(own_model.own_model_folder(tmp_path / "on", 2))[0].state_dict().items()
+        }
+    )
+    moved = np.abs(MODELS - own)[:, :-3].max(axis=1)  # all but the bias of the last layer
+    assert sorted(moved.tolist())[0] == 0 < max(moved)
+
+
+def test_audit_log_and_other_files_are_those_without(tmp_path):
+    for folder, node in ((tmp_path / "off", {}), (tmp_path / "on", {"personalize": "all"})):
+        ask(folder, "train with DP-SGD", **node)
+    files = [set(os.listdir(tmp_path / name)) for name in ("off", "on")]
+    assert files[1] - files[0] == {"client-2.own-model"}
+    logs = [
+        [json.loads(line) for path in (tmp_path / name).glob("*.audit.jsonl") for line in path.read_text().splitlines()]
+        for name in ("off", "on")
+    ]
+    assert [set(entry) for entry in logs[0]] == [set(entry) for entry in logs[1]]
+
+
+@pytest.mark.parametrize("value", ["head", "", "none", "ALL", 1])
+def test_other_methods_are_refused_in_the_node_configuration(value):
+    with pytest.raises(DeployError, match="personalize is"):
+        NodeConfig.from_record({"client-id": 2, "personalize": value})
