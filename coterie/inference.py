@@ -203,8 +203,8 @@ class TrainedModels(Sequence[nn.Module]):
             method: "last-layer", "all", which takes the step size from the run folder, or "prior".
 
         Raises:
-            InferenceError: the method is unknown, the records have no labels, the run's method clusters records, or the network or the targets do
-                not support the method.
+            InferenceError: the method is unknown, the records have no labels, the run's method clusters records, or
+                the network or the targets do not support the method.
         """
         if method not in PERSONAL_METHODS:
             raise InferenceError(f"personalize is {method!r}; it must be {', '.join(PERSONAL_METHODS)}")
