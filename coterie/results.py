@@ -113,6 +113,8 @@ class Diagnostics(Record):  # large: one field per value of a record
         max_disparity: largest difference between the accuracies of two clients.
         personal_accuracy, personal_worst_group_accuracy, personal_worst_client_accuracy: the same of the models that
             clients fitted to their own records.
+        alone_accuracy, alone_worst_client_accuracy: mean and lowest accuracy of models that clients train alone.
+        alone_clients, alone_seconds: number of these clients, and the time that it took.
         client_id: the evaluated clients; the next fields have a value for each.
         client_accuracy, client_cluster, client_group, client_loss: of their models on their data.
         client_personal_accuracy: of the models that they fitted to their own records.
@@ -142,6 +144,10 @@ class Diagnostics(Record):  # large: one field per value of a record
     personal_accuracy: float | None = None
     personal_worst_group_accuracy: float | None = None
     personal_worst_client_accuracy: float | None = None
+    alone_accuracy: float | None = None
+    alone_worst_client_accuracy: float | None = None
+    alone_clients: int | None = None
+    alone_seconds: float | None = None
     client_id: Integers | None = None
     client_accuracy: tuple[float | None, ...] | None = None
     client_cluster: Integers | None = None

@@ -322,6 +322,7 @@ def _run_one(
         given = {**cell.settings, "seed": cell.seed, **places}
         if not any(name.rpartition(".")[2] == "evaluate-clients" for name in given):
             given["evaluate-clients"] = 0  # tables state the mean over all clients
+        given.setdefault("evaluation.train-alone", 0)  # tables have rows of local models
         config = RunConfig(given)
         if cell.central:
             return cluster(cell.central, config, folder, progress), None

@@ -90,6 +90,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
     **dict.fromkeys(("evaluate-every", "lr-decay", "sampling-rate"), (_MODELS,)),
     "evaluate-clients": (_MODELS, _is("evaluate", "diagnostic")),
+    "train-alone": (_MODELS, _is("evaluate", "diagnostic")),
     "personalize": (_MODELS, _is_not("evaluate", "off")),
     "byzantine-share": (_MODELS,),
     **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),

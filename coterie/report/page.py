@@ -15,6 +15,7 @@ from coterie.report import clustered_records as records
 from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
+from coterie.report.federation import federation_pays
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
 from coterie.report.graphics import THEME, Data
 from coterie.report.runs import ReportError, Run, read_run
@@ -354,6 +355,10 @@ def _scores(run: Run) -> list[_Tile]:
             _Tile("Accuracy", formats.percent(scores.accuracy), "share of records, clusters matched to classes"),
         ]
     own = [] if scores.personal_accuracy is None else [_personal_tile(run)]
+    if (paid := federation_pays(scores)) is not None:
+        answer, _, why = paid[1].partition(": ")
+        outside = "outside the guarantee" if run.exact else ""
+        own.append(_Tile("Does federation pay here?", answer, why, outside, good=False))
     if run.noisy or not run.clustered or scores.groups_found is None:
         return own
     matched = scores.clustering_accuracy

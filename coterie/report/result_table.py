@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.report import formats
+from coterie.report.federation import federation_pays
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 
@@ -38,6 +39,8 @@ def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
         table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
     if scores.evaluated_clients:
         table.add_row("", Text(f"of {scores.evaluated_clients} clients, drawn at random"))
+    if (paid := federation_pays(scores)) is not None:
+        table.add_row("Federation pays", Text(paid[1], "" if paid[0] else "bold yellow"))
     if mixture := formats.mixture(outcome.notes):
         table.add_row("Mixture", mixture)
     table.add_section()

@@ -359,6 +359,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return self.run.rounds * self.aggregation.sampling_rate * self.data.clients
 
     @property
+    def trains_alone(self) -> int:
+        """Number of clients of a simulation that train a model alone, beside the run."""
+        compared = self.method.produces == "models" and self.run.strategy != "local"
+        exact = self.evaluation.evaluate == "diagnostic"
+        return min(self.evaluation.train_alone, self.data.clients) if compared and exact else 0
+
+    @property
     def client_names(self) -> list[str]:
         """Public name of every client; empty without names."""
         return [name.strip() for name in self.run.client_names.split(",")] if self.run.client_names else []

@@ -291,6 +291,8 @@ def _diagnostics(config: RunConfig) -> list[str]:
     sampled = f"of {evaluation.evaluate_clients} clients, " if evaluation.evaluate_clients else ""
     own = ["accuracies of the models that clients fit to their own records, exact, at the end"]
     own = own if evaluation.personalize != "none" else []
+    if config.trains_alone:
+        own.append("mean and lowest accuracy of models that some clients train alone, exact, at the end")
     return [
         f"{sampled}accuracies on clients' held-out data and training losses, exact, every "
         f"{evaluation.evaluate_every} rounds and at the end",

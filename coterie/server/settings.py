@@ -89,6 +89,12 @@ class EvaluationSettings(Settings):
         "simulation, otherwise all",
         at_least=0,
     )
+    train_alone: int = setting(
+        20,
+        "most clients of a simulation that also train a model alone, to tell whether federation pays; 0: none",
+        at_least=0,
+        place=True,
+    )
     evaluate_noise: float = setting(
         0.01, "standard deviation of the noise on a private mean accuracy", above=0, at_most=1
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
         grid = SummingGrid(config.data.clients, workers, folder.report_progress, partial(require_data, config))
         try:
-            return execute(folder, grid)
+            return _compared(folder, execute(folder, grid))
         finally:
             grid.close()
     from coterie.flower.grid import with_check
@@ -97,7 +98,18 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         client_cpus=config.simulation.client_cpus,
         folder=folder.path,
     )
-    return outcomes[0]
+    return _compared(folder, outcomes[0])
+
+
+def _compared(folder: RunFolder, outcome: Outcome) -> Outcome:
+    """Add the accuracies of models that clients train alone."""
+    from coterie.server.alone import compared_alone
+
+    if outcome.diagnostics is None:
+        return outcome
+    outcome = replace(outcome, diagnostics=compared_alone(folder.config, outcome.diagnostics))
+    folder.write_outcome(outcome)
+    return outcome
 
 
 def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:
