@@ -15,9 +15,9 @@ from coterie.report import clustered_records as records
 from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
-from coterie.report.federation import federation_pays
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
 from coterie.report.graphics import THEME, Data
+from coterie.report.payoff import federation_pays
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.report import formats
-from coterie.report.federation import federation_pays
+from coterie.report.payoff import federation_pays
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from coterie.report import formats
-from coterie.report.federation import federation_pays
+from coterie.report.payoff import federation_pays
 from coterie.report.result_table import result_table
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig, RunFolder
