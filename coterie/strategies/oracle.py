@@ -8,17 +8,31 @@ available in simulations only.
      3      u_i <- DPSGD(theta_(R(i)), b, N_i, K, z_i, c), for each client i in parallel
      4      theta_m <- theta_m + weighted mean of u_i over R(i) = m, for every m
 
-Deviations from the paper: none.
+Deviations from the paper: none by default. With ``alone``, every client is a group of its own: local training under
+DP-SGD whose models are released, the baseline of all methods that share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.rounds.run_state import StrategyError
+from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round
 from coterie.strategies.strategy import ClusteredStrategy
+
+
+@dataclass(frozen=True)
+class OracleSettings(Settings):
+    """Settings of the oracle."""
+
+    table: ClassVar[str] = "oracle"
+
+    alone: bool = setting(
+        False, "every client is a group of its own: models of clients alone, released; clusters = clients"
+    )
 
 
 class Oracle(ClusteredStrategy):
@@ -32,11 +46,13 @@ class Oracle(ClusteredStrategy):
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     needs: ClassVar[tuple[str, ...]] = ("true_groups",)
     robust: ClassVar[bool] = True
+    settings_class: ClassVar[type[Settings]] = OracleSettings
+    settings: OracleSettings
 
     def check(self) -> None:
         """Require a cluster for every group, and a group for every client."""
         super().check()
-        groups, clients = self.options.true_groups, self.plan.clients
+        groups, clients = self._groups, self.plan.clients
         if len(groups) != clients or max(groups) >= self.plan.num_clusters:
             raise StrategyError(
                 f"strategy oracle requires one cluster per true group and the group of each of {clients} clients: "
@@ -50,4 +66,8 @@ class Oracle(ClusteredStrategy):
 
     def assignments(self, number: int) -> Mapping[int, int]:
         """Line 1."""
-        return dict(enumerate(map(int, self.options.true_groups)))
+        return dict(enumerate(map(int, self._groups)))
+
+    @property
+    def _groups(self) -> Sequence[int]:
+        return range(self.plan.clients) if self.settings.alone else self.options.true_groups

@@ -37,6 +37,7 @@ from coterie.privacy.check import check
 from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
+from coterie.strategies.oracle import OracleSettings
 from coterie.wire import ClientConfig, LossesRequest, TrainRequest
 from coterie.wire.messages import pack_models, pack_update, unpack_models
 from coterie.wire.requests import parse_plans
@@ -112,6 +113,17 @@ def test_the_oracle_trains_true_groups_from_the_first_round(tmp_path):
     assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
     with pytest.raises(StrategyError, match="set clusters to 2"):
         Oracle(plan(1), true_groups=GROUPS)
+
+
+def test_clients_alone_have_a_released_model_each_with_the_noise_of_one(tmp_path):
+    models, _, strategy = train(Oracle, plan(CLIENTS), np.zeros((1, 4)), tmp_path, alone=True, true_groups=GROUPS)
+    np.testing.assert_allclose(models, [STEP if group == 0 else -STEP for group in GROUPS], atol=2 * TOLERANCE)
+    assert len({model.tobytes() for model in models}) == CLIENTS
+    assert strategy.membership(1) == {client: client for client in range(CLIENTS)}
+    shared = train(FedAvg, plan(1), np.zeros((1, 4)), tmp_path / "shared")[2]
+    assert strategy.certificate()["epsilon"] == shared.certificate()["epsilon"]
+    with pytest.raises(StrategyError, match=f"set clusters to {CLIENTS}"):
+        Oracle(plan(2), OracleSettings(alone=True), true_groups=GROUPS)
 
 
 def test_k_means_parts_clients_by_their_updates(tmp_path):
