@@ -17,14 +17,19 @@ from flwr.common.logger import log
 from safetensors.numpy import save
 
 from coterie import __version__
+from coterie import models as networks
+from coterie.client.backend import train
 from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
 from coterie.client.personal import personalised
 from coterie.client.scores import accuracies
 from coterie.datasets import Facts, Shard, facts
-from coterie.files import private_folder, write_atomic
+from coterie.files import private_folder, read_object, write_atomic
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.model_card import ModelCard, scaling_of
+
+# Passes over its records of a client that trains alone, for comparison.
+_EPOCHS_ALONE = 40
 
 
 def own_model_folder(folder: str | Path, client_id: int) -> Path:
@@ -58,8 +63,8 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
     if not len(shard.y):
         return
     network, layout, training = cohort.network, cohort.layers.whole, cohort.local_training
-    alone = replace(cohort, clients=[client])
-    released = cohort.models[alone.choose()]
+    one = replace(cohort, clients=[client])
+    released = cohort.models[one.choose()]
     rng = np.random.default_rng(client.client_id)
     own = personalised(network, layout, released, [shard], method, training, [rng])
     target = own_model_folder(folder, client.client_id)
@@ -67,6 +72,10 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
     metadata = {"about": json.dumps(_card(cohort).to_json())}
     tensors = {name: np.ascontiguousarray(values) for name, values in layout.split(own[0]).items()}
     write_atomic(target / "cluster-0.safetensors", save(tensors, metadata=metadata), sync=False)
+    figures = _figures(cohort, np.concatenate([released, own]), shard)
+    alone = _accuracy_alone(cohort, client.run, shard, target / "alone.json")
+    if alone is not None:
+        figures += f", {100 * alone:.1f} % by a model trained alone on its records"
     log(
         INFO,
         "client %s fitted the model of round %s to its own records (%s, %.1f s): %s; %s is never sent",
@@ -74,7 +83,7 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
         cohort.request.round,
         method,
         time.monotonic() - began,
-        _figures(cohort, np.concatenate([released, own]), shard),
+        figures,
         target.name,
     )
 
@@ -86,6 +95,25 @@ def _figures(cohort: Cohort, models: np.ndarray, shard: Shard) -> str:
     x, y, device = shard.test.x, shard.test.y, cohort.local_training.device
     before, after = accuracies(cohort.network, cohort.layers.whole, models, x, y, device)
     return f"{100 * before:.1f} % before and {100 * after:.1f} % after, of {len(y)} held-out records"
+
+
+def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float | None:
+    """Return the accuracy of a model that the client trains alone, once in a run; None without held-out records."""
+    if shard.test.x is shard.x or not len(shard.test.y):
+        return None
+    if file.exists() and (stored := read_object(file)).get("run") == run:
+        return float(stored["accuracy"])
+    network, layout = cohort.network, cohort.layers.whole
+    training = replace(cohort.local_training, local_epochs=_EPOCHS_ALONE)
+    name, shape, classes = cohort.model_spec
+    if cohort.request.additive:
+        return None
+    drawn = layout.flatten(networks.initialise(name, shape, classes, 0))[None]
+    trained = drawn + train(network, layout, drawn, [shard], [np.random.default_rng(0)], training)
+    x, y, device = shard.test.x, shard.test.y, training.device
+    accuracy = float(accuracies(network, layout, trained, x, y, device)[0])
+    write_atomic(file, json.dumps({"run": run, "accuracy": accuracy}).encode(), sync=False)
+    return accuracy
 
 
 def _card(cohort: Cohort) -> ModelCard:

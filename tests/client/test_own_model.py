@@ -129,11 +129,17 @@ def test_the_own_model_predicts_at_the_site_and_has_no_guarantee(tmp_path, caplo
     data = np.load(tmp_path / "data.npz")
     hits = np.mean(models.predict(models.read(tmp_path / "data.npz").x, 0) == data["y"])
     assert hits > 0.9
-    assert "released" not in os.listdir(path)
     assert [oct(Path(p).stat().st_mode & 0o077) for p in (path, path / "cluster-0.safetensors")] == ["0o0", "0o0"]
     (line,) = [r.getMessage() for r in caplog.records if "fitted the model of round 4" in r.getMessage()]
     assert "% before and" in line
-    assert "of 40 held-out records; client-2.own-model is never sent" in line
+    assert "of 40 held-out records, " in line
+    assert line.endswith(" % by a model trained alone on its records; client-2.own-model is never sent")
+    alone = json.loads((path / "alone.json").read_text())
+    assert alone["accuracy"] > 0.9
+    (path / "alone.json").write_text(json.dumps(alone | {"accuracy": 0.123}))  # it is trained once in a run
+    with caplog.at_level(logging.INFO):
+        ask(tmp_path / "on", "evaluate", personalize="last-layer")
+    assert "12.3 % by a model trained alone" in caplog.text
 
 
 def test_without_held_out_records_no_figure_is_stated():
