@@ -2,7 +2,8 @@
 
 Each of some clients trains the run's network from its initial parameters on its own records, with the step size and the
 batch size of the run, as many epochs as it would train in all rounds, at most :data:`MAX_EPOCHS`. It shares nothing, so
-that it needs no noise. All of them together train at most a tenth of what the run does, but at least three clients.
+that it needs no noise. All of them together train at most a tenth of what the run does (at record level, as much:
+DP-SGD takes several times as long), but at least three clients.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
     data, local = federation(config.for_clients()), config.training
     passes = config.run.rounds * config.aggregation.sampling_rate * local.local_epochs
     epochs = min(max(round(passes), 1), MAX_EPOCHS)
-    most = max(_LEAST, int(passes * config.data.clients / 10 / epochs))
+    share = 1.0 if config.privacy.privacy_unit == "record" else 0.1  # DP-SGD takes several times as long
+    most = max(_LEAST, int(share * passes * config.data.clients / epochs))
     rng = np.random.default_rng(config.partition_seed)
     chosen = rng.permutation(config.data.clients)[: min(config.trains_alone, most)].tolist()
     shards = [shard for shard in map(data.shard, chosen) if len(shard.y) and len(shard.test.y)]

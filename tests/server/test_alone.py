@@ -45,6 +45,7 @@ def test_equal_runs_have_equal_models_of_clients_alone():
         ({"clients": 2}, 2),
         ({"rounds": 40}, 3),  # a tenth of 8 passes of 20 clients is 2 clients; at least three
         ({"rounds": 40, "clients": 100}, 10),
+        ({"rounds": 4, "privacy_unit": "record", "samples_per_client": 60}, 20),
         ({"rounds": 800, "clients": 100}, 20),
     ],
 )
