@@ -199,6 +199,28 @@ MUTATIONS = [
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
+        "sizes after their last round, without a share of the noise",
+        _PLAN,
+        "output = self.of_round(permit.round).perturb(contributions, noise, coins, matrix, state)",
+        "output = replace(self.of_round(permit.round).perturb(contributions, noise, coins, matrix, state), "
+        "histogram=contributions.counts)",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "sizes after their last round, beside updates with all of the noise",
+        f"{_PRIVACY}/noise.py",
+        "return self.noise_multiplier / math.sqrt(1 - self.identifier_share - self.clip_share)",
+        "return self.noise_multiplier / math.sqrt(1 - self.clip_share)",
+        "tests/privacy/test_plan.py::test_every_round_is_the_same_event_with_and_without_sizes",
+    ),
+    Mutation(
+        "too little noise on updates after the last round with sizes",
+        _PLAN,
+        "replace(self, identifier_share=0.0, sizes_until=math.inf)",
+        "replace(self, noise_multiplier=0.98 * self.noise_multiplier, identifier_share=0.0, sizes_until=math.inf)",
+        f"{_STREAMS}::test_the_measured_noise_is_the_claimed_one",
+    ),
+    Mutation(
         "a missing reply changes the divisor",
         _BASE,
         "mean = released.sums / released.divisors[:, None]",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,7 @@ def attacks() -> list[Attack]:
     # sigma_theta = 1, sigma_h = 5.
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **_NUMBERS)
+    late = replace(joint, rounds=2, sizes_until=1).of_round(2)
     divided = Joint(clients=9, num_clusters=2, divisor="released", **noise, **_NUMBERS)
     adaptive = Joint(clients=3, num_clusters=2, noise_multiplier=0.8, clip_share=0.3, clip_factor=0.5, **_NUMBERS)
     others: list[Member] = [(0, _AXIS), (1, -_AXIS)]
@@ -106,6 +107,7 @@ def attacks() -> list[Attack]:
     many = ([None, *others * 4], [(0, _HUGE), *others * 4])
     cases = [
         Attack("additional client with an oversized update", joint, more, _mu(joint), _all),
+        Attack("additional client, after the last round with sizes", late, more, _mu(late), _all),
         Attack("additional client, seen in the models only", divided, many, _mu(divided), _models),
         Attack("additional client, with the share of short updates", adaptive, more, _mu(adaptive), _all),
     ]
@@ -156,6 +158,7 @@ class CoupledAttack:
         shared: number of leading coordinates shared by all clusters.
         replaced: whether the other world has the opposite update in the slot instead of none.
         others: number of other, identical clients.
+        number: of the round.
     """
 
     name: str
@@ -163,17 +166,20 @@ class CoupledAttack:
     shared: int = 0
     replaced: bool = False
     others: int = 1
+    number: int = 1
 
 
 def coupled_attacks() -> list[CoupledAttack]:
     """Return the attacks with common noise."""
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **{**_NUMBERS, "clip_norm": 0.3})
+    early = replace(joint, rounds=2, sizes_until=1)
     slot = RRSlot(clients=3, num_clusters=1, noise_multiplier=1.0, **{**_NUMBERS, "clip_norm": 0.3})
     return [
         CoupledAttack("update of any norm, common noise", joint),
         CoupledAttack("update of any norm, shared block", joint, shared=_SIZE // 2),
         CoupledAttack("update of any norm among 4,000 other clients", joint, others=4000),
+        *(CoupledAttack(f"update of any norm, sizes up to round 1: round {n}", early, number=n) for n in (1, 2)),
         CoupledAttack("replaced update of any norm, common noise", slot, replaced=True),
     ]
 
@@ -260,14 +266,16 @@ def _shift(attack: CoupledAttack, update: FloatArray, streams: Streams) -> float
             contributions.add(slot, 0, 0, np.ones(_SIZE))
         if update_of_slot is not None:
             contributions.add(0, 0, 0, update_of_slot)
-        released.append(plan.release(Ledger(plan.delta).charge_round(1, plan.event()), contributions, streams, 1))
+        permit = Ledger(plan.delta).charge_round(attack.number, plan.event())
+        released.append(plan.release(permit, contributions, streams, 1))
     one, other = released
     apart = (other.sums - one.sums) / plan.scale
     apart[1:, : attack.shared] = 0.0  # every row repeats the shared block
-    deviation = plan.noise_multiplier_updates * (2 if attack.replaced else 1)
+    stated = plan.of_round(attack.number)
+    deviation = stated.noise_multiplier_updates * (2 if attack.replaced else 1)
     shifts = [np.linalg.norm(apart) / deviation]
-    if one.histogram is not None and other.histogram is not None and plan.noise_multiplier_counts is not None:
-        shifts.append(np.linalg.norm(other.histogram - one.histogram) / plan.noise_multiplier_counts)
+    if one.histogram is not None and other.histogram is not None and (one.histogram != other.histogram).any():
+        shifts.append(np.linalg.norm(other.histogram - one.histogram) / (stated.noise_multiplier_counts or 0.0))
     return float(np.linalg.norm(shifts))
 
 

@@ -56,17 +56,24 @@ def stream_attacks() -> list[StreamAttack]:
     sizes: dict[str, Any] = {"identifier_share": 0.04}
     return [
         StreamAttack("client in every round of its slot", Banded(**visible, **sizes)),
+        StreamAttack("client of a slot, sizes up to round 3", Banded(**visible, **sizes, sizes_until=3)),
         StreamAttack("client of a slot by secret coins", Banded(**secret)),
         StreamAttack("matrix one band wider than the separation", _TooWide(**visible, **sizes), control=True),
     ]
 
 
 def measured_plans() -> list[Banded]:
-    """Return plans whose noise is measured: rounds that are no multiple of b, one slot, several matrices."""
+    """Return plans whose noise is measured: rounds that are no multiple of b, one slot, sizes in the first rounds."""
     numbers = {"clients": 20, "noise_multiplier": 1.5, **_NUMBERS}
     return [
-        Banded(sampling_rate=1 / slots, rounds=rounds, identifier_share=share, **numbers)
-        for slots, rounds, share in ((1, 3, 0.0), (2, 7, 0.04), (3, 12, 0.04), (5, 23, 0.2), (10, 40, 0.04))
+        Banded(sampling_rate=1 / slots, rounds=rounds, identifier_share=share, sizes_until=last, **numbers)
+        for slots, rounds, share, last in (
+            (1, 3, 0.0, math.inf),
+            (2, 7, 0.04, math.inf),
+            (3, 12, 0.04, 7),
+            (5, 23, 0.2, 12),
+            (10, 40, 0.04, math.inf),
+        )
     ]
 
 
@@ -103,7 +110,7 @@ def _releases(plan: Banded, draws: int, streams: Streams, replies: bool, key: tu
         if replies and plan.round_event(number).slot == 0:
             sampled = coins.random((draws, 1)) < rate
             contributions.add(0, 0, 0, 1e3 * sampled)
-        output = plan.perturb(contributions, noise, noise, np.eye(plan.num_clusters), state)
+        output = plan.of_round(number).perturb(contributions, noise, noise, np.eye(plan.num_clusters), state)
         seen.append(output.sums.reshape(draws, -1) / plan.clip_norm)
         if output.histogram is not None and rate == 1:
             seen.append(output.histogram)
@@ -123,17 +130,17 @@ class _Impulse(np.random.Generator):
 
 def _measure_stream(plan: Banded) -> Finding:
     """Measure the largest shift of a unit Gaussian by one client's contributions to all of its rounds."""
-    clip = plan.clip_norm * plan.noise_multiplier_updates
-    noise = np.stack([_response(plan, row) for row in range(plan.rounds)], axis=1) / clip  # C^-1
+    noise = np.stack([_response(plan, row) for row in range(plan.rounds)], axis=1) / plan.clip_norm
     if not (np.isfinite(noise).all() and np.linalg.matrix_rank(noise) == plan.rounds):
         return Finding(plan.mechanism, _name(plan), "mu", 0.0, math.inf, (), True)
     gram = np.linalg.inv(noise).T @ np.linalg.inv(noise)
-    share, largest = plan.identifier_share, 0.0
+    sizes = [plan.of_round(row + 1).noise_multiplier_counts for row in range(plan.rounds)]
+    largest = 0.0
     for rounds in _participations(plan):
         inside = np.abs(gram[np.ix_(rounds, rounds)]).sum()  # the worst signs, of updates in one direction
-        largest = max(largest, (1 - share) * float(inside) + share * len(rounds))
+        largest = max(largest, float(inside) + sum(deviation**-2 for row in rounds if (deviation := sizes[row])))
     mu = math.sqrt(math.ceil(plan.rounds / plan.slots)) / plan.noise_multiplier
-    shift = math.sqrt(largest) / plan.noise_multiplier
+    shift = math.sqrt(largest)
     return Finding(plan.mechanism, _name(plan), "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING))
 
 
@@ -160,6 +167,7 @@ def _response(plan: Banded, row: int) -> FloatArray:
     for number in range(plan.rounds):
         # Noise is half the sum of four draws, so that draws of one half add up to one.
         drawn = _Impulse(0.5 if number == row else 0.0)
-        output = plan.perturb(plan.contributions(1), drawn, drawn, np.eye(plan.num_clusters), state)
+        late = plan.of_round(number + 1)
+        output = late.perturb(plan.contributions(1), drawn, drawn, np.eye(plan.num_clusters), state)
         released.append(output.sums[0, 0, 0])
     return np.array(released)

@@ -50,6 +50,7 @@ class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     delta: Required[float]
     clip_norm: Required[float]
     identifier_share: float
+    sizes_until: float
     clip_share: float
     clip_factor: float
     rebalance_min: float
@@ -85,6 +86,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         num_clusters: k.
         sampling_rate: q, the sampling rate of clients in a round.
         identifier_share: share of the noise for labels or their histogram; 0: neither is released.
+        sizes_until: last round that releases cluster sizes, whose share then goes to the updates; inf: all rounds do.
         rebalance_min: B, minimum size of a cluster in a round (RR-Cluster); 0: no rebalancing.
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
         evaluations: number of planned private evaluations.
@@ -95,6 +97,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     num_clusters: Annotated[int, AT_LEAST_1]
     sampling_rate: Annotated[float, RATE]
     identifier_share: Annotated[float, SHARE] = 0.0
+    sizes_until: float = math.inf
     rebalance_min: float = 0.0
     divisor: Annotated[str, OneOf(DIVISORS)] = "fixed"
     evaluations: Annotated[int, AT_LEAST_0] = 0
@@ -130,6 +133,13 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         super().__post_init__()
         if self.private or self.clip_norm != math.inf:
             check_clip_norm(self.clip_norm)
+        if not self.sizes_until >= 0:
+            raise PrivacyError(f"sizes-until must be a round, or inf, not {self.sizes_until}")
+        if self.sizes_until < self.rounds and self.reads_sizes:
+            raise PrivacyError(
+                f"sizes-until must be at least the number of rounds, {self.rounds}, where noisy labels, rebalancing or "
+                f"released divisors need cluster sizes in every round, not {self.sizes_until:g}"
+            )
         if not 0 <= self.clip_share < 1 - self.identifier_share:
             raise PrivacyError(
                 f"clip share must be at least 0 and below 1 - identifier share = {1 - self.identifier_share:g}, not "
@@ -151,6 +161,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             raise PrivacyError(
                 f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
+
+    def terms(self) -> dict[str, Any]:
+        """See :meth:`Guarantee.terms`; ``sizes_until`` is left out if all rounds release sizes, as in older ledgers."""
+        return {name: value for name, value in super().terms().items() if name != "sizes_until" or value is not None}
 
     def affordable_rounds(self, spent: Mapping[Event, int], remaining: int) -> int:
         """Return how many of ``remaining`` further rounds fit the budget at the noise of the plan, after ``spent``."""
@@ -210,13 +224,32 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         return self.rate * self.clients / self.num_clusters
 
     @property
+    def reads_sizes(self) -> bool:
+        """Whether the mechanism itself reads labels or cluster sizes, in every round."""
+        return bool(self.noisy_labels or self.rebalance_min or (self.private and self.divisor == "released"))
+
+    def of_round(self, number: int) -> Self:
+        """Return the plan by which round ``number``, from 1, is released: without sizes after ``sizes_until``.
+
+        Its event is that of this plan: the share of the sizes reduces the noise of the updates.
+        """
+        return self if number <= self.sizes_until else replace(self, identifier_share=0.0, sizes_until=math.inf)
+
+    @property
+    def noise_of_rounds(self) -> FloatArray:
+        """(T,) ``noise_multiplier_updates`` of every round."""
+        with_sizes = np.arange(1, self.rounds + 1) <= self.sizes_until
+        last = self.of_round(self.rounds).noise_multiplier_updates
+        return np.where(with_sizes, self.noise_multiplier_updates, last)
+
+    @property
     def split(self) -> NoiseSplit:
-        """How the noise of a round divides between sums, labels and norms."""
+        """How the noise of a round up to ``sizes_until`` divides between sums, labels and norms."""
         return NoiseSplit(self.noise_multiplier, self.identifier_share, self.clip_share)
 
     @property
     def noise_multiplier_updates(self) -> float:
-        """sigma_theta: noise standard deviation of the sums / their sensitivity."""
+        """sigma_theta, up to ``sizes_until``: noise standard deviation of the sums / their sensitivity."""
         return self.split.updates
 
     @property
@@ -227,7 +260,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     @property
     def model_noise(self) -> float:
         """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
-        return self.noise_multiplier_updates * math.sqrt((self.rounds + 1) / 2)
+        return math.sqrt(float(np.mean(np.cumsum(self.noise_of_rounds**2))))
 
     def event(self) -> Event:
         """The event of one round."""
@@ -427,7 +460,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
         matrix = np.eye(self.num_clusters) if redraw is None else redraw
-        output = self.perturb(contributions, noise, coins, matrix, state)
+        output = self.of_round(permit.round).perturb(contributions, noise, coins, matrix, state)
         sums, divisors = output.sums[0], output.divisors[0]
         histogram = None if output.histogram is None else output.histogram[0]
         sums[:, : contributions.shared] = sums[0, : contributions.shared]  # summed and noised once, in row 0
@@ -480,9 +513,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     @property
     def statement(self) -> Statement:
         """See :class:`Statement`."""
+        until = f", up to round {self.sizes_until:g}" if self.sizes_until < self.rounds else ""
         covers = (
             "the models of every round",
-            *(["noisy cluster sizes"] if self.noise_multiplier_counts is not None else []),
+            *([f"noisy cluster sizes{until}"] if self.noise_multiplier_counts is not None else []),
             *(["clipping norms, which follow noisy shares of clipped updates"] if self.clip_share else []),
             *(["noisy mean accuracies of private evaluations"] if self.evaluations else []),
         )
@@ -490,8 +524,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         return Statement(covers, (outside,), self.flaws)
 
     def noises(self) -> dict[str, float | None]:
-        """Return the noise multipliers of sums and labels."""
+        """Return the noise multipliers of sums, also in the last round if it releases no sizes, and of labels."""
+        last = float(self.noise_of_rounds[-1])
         return {
             "noise_multiplier_updates": self.noise_multiplier_updates,
+            **({"noise_multiplier_updates_last": last} if self.sizes_until < self.rounds else {}),
             "noise_multiplier_counts": self.noise_multiplier_counts,
         }

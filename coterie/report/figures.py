@@ -96,6 +96,8 @@ def cluster_graphic(run: Run) -> Graphic | None:
         caption += " A dashed line marks a re-seeding: a perturbed copy of another model replaced the cluster's model."
     if any(r.origins for r in run.rounds):
         caption += " Shown are the models that the search for their number kept."
+    if run.unit == "client" and numbers[-1] < run.rounds[-1].round:
+        caption += f" Sizes were released up to round {numbers[-1]}: later rounds do not need them."
     if count < sizes.shape[1]:
         caption += f" {count} of {sizes.shape[1]} clusters are drawn."
     rows = [[int(number), *map(_known, row)] for number, row in zip(numbers, sizes, strict=True)]

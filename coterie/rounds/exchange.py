@@ -305,8 +305,8 @@ class Exchange(Generic[C, R]):
             return ledger.replay_permit(number, next(iter(charges)))
         details: dict[str, Any] = {"for": "training"}
         if not plan.clients_keep_ledgers:
-            details["noise_multiplier_updates"] = plan.noise_multiplier_updates
-            details["noise_multiplier_counts"] = plan.noise_multiplier_counts
+            details["noise_multiplier_updates"] = plan.of_round(number).noise_multiplier_updates
+            details["noise_multiplier_counts"] = plan.of_round(number).noise_multiplier_counts
         if request_digest:
             details["question"] = request_digest
         for event, count in charges.items():

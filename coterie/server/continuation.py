@@ -8,6 +8,7 @@ from typing import Any
 from coterie.privacy import Event, Ledger, Plan, RecordLevel
 from coterie.privacy.ledger import count_events
 from coterie.server.config import RunConfig
+from coterie.server.planning import sizes_until
 
 _ROUNDS, _STOP = "rounds", "stop-after"
 _FROM = "start a new run from its models: coterie run --from RUN"
@@ -84,11 +85,17 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
         raise ContinuationError(f"has {plan.rounds - done} planned rounds left: finish them with stop-after = 0 first")
     due = _evaluations(done, rounds, config.evaluation.evaluate_every) if private else 0
     evaluated = count_events(ledger.charges)[evaluation] if private else 0
-    extended = plan.extended({"rounds": rounds, "evaluations": due + evaluated})
+    extended = plan.extended({"rounds": rounds, "evaluations": due + evaluated, "sizes_until": sizes_until(config)})
     besides = ledger.events + Counter({evaluation: due})
     if extended.private and (most := extended.affordable_rounds(+besides, rounds - done)) < rounds - done:
         raise ContinuationError(_beyond_budget(extended, +besides, done, most))
     return extended
+
+
+def extension(plan: Plan) -> dict[str, int]:
+    """Return the terms of an extended plan that its charges state."""
+    terms = plan.terms()
+    return {name: terms[name] for name in ("rounds", "evaluations", "sizes_until") if name in terms}
 
 
 def _fixed(rounds: int, reason: str) -> ContinuationError:

@@ -71,7 +71,7 @@ from coterie.server.checkpoints import (
     tensor_content,
 )
 from coterie.server.config import RunConfig, combined
-from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan
+from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan, extension
 from coterie.server.data_origin import LOCAL, DataOrigin
 from coterie.server.start_models import StartModels
 from coterie.settings import nested
@@ -194,7 +194,7 @@ class RunFolder(Recorder):
         try:
             extended = extended_plan(plan, config, checkpoint.round if checkpoint else 0, ledger)
             if extended != plan:
-                ledger.extend(rounds=extended.rounds, evaluations=extended.evaluations)
+                ledger.extend(**extension(extended))
             folder = cls(path, config.with_plan(extended), extended, ledger, checkpoint)
             if origin is not None:
                 _write_json(path / LOCAL, origin.to_json())

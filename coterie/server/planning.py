@@ -10,6 +10,7 @@ from coterie.fields import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
+from coterie.strategies.model_search import ModelSearch
 
 if TYPE_CHECKING:
     from coterie.server.config import RunConfig
@@ -83,6 +84,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "epsilon": privacy.epsilon,
         "delta": delta(config),
         "identifier_share": _identifier_share(config),
+        "sizes_until": sizes_until(config) or math.inf,
         "evaluations": _evaluations(config),
         "evaluation_noise": config.evaluation.evaluate_noise,
     }
@@ -109,13 +111,21 @@ def _rebalance_min(config: RunConfig) -> float:
 def _identifier_share(config: RunConfig) -> float:
     """Return the share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
-    reads_sizes = bool(config.searches or config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
-    noisy_labels = config.models > 1 and PLANS[privacy.mechanism].noisy_labels
-    if not (reads_sizes or noisy_labels) or _uncharged(config):
+    if not sizes_until(config) or _uncharged(config):
         return 0.0
     if privacy.identifier_share is not None:
         return privacy.identifier_share
     return _SEARCH_IDENTIFIER_SHARE if config.searches else PLANS[privacy.mechanism].default_identifier_share
+
+
+def sizes_until(config: RunConfig) -> float:
+    """Return the last round whose cluster sizes (or noisy labels) something reads: inf if all, 0 if none."""
+    noisy_labels = config.models > 1 and PLANS[config.privacy.mechanism].noisy_labels
+    if noisy_labels or _rebalance_min(config) or config.privacy.divisor == "released":
+        return math.inf
+    if config.searches:
+        return ModelSearch.last(config.run.rounds)
+    return config.reseeding.last(config.run.rounds) if config.reseeding else 0
 
 
 def _uncharged(config: RunConfig) -> float:

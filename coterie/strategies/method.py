@@ -304,7 +304,7 @@ def _check_clusters(method: Method) -> None:
         raise StrategyError(f"{method.name} does not support rebalancing; set rebalance-min to 0")
     if not method.clustered and plan.rebalance_min:
         raise StrategyError(f"{method.name} has no clusters to rebalance; set rebalance-min to 0")
-    if reseeding and reseeding.every and not plan.identifier_share and plan.private:
+    if reseeding and reseeding.last(plan.rounds) and plan.of_round(reseeding.every).noise_multiplier_counts is None:
         raise StrategyError("re-seeding requires released cluster sizes: set identifier_share above 0")
 
 

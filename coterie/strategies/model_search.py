@@ -118,6 +118,11 @@ class ModelSearch:
         return None if rest or check > len(SCHEDULE) else SCHEDULE[check - 1]
 
     @staticmethod
+    def last(rounds: int) -> int:
+        """Return the round after which the search ends: histograms of later ones are not read."""
+        return len(SCHEDULE) * (rounds // _WINDOWS)
+
+    @staticmethod
     def observe(state: Mapping[str, npt.NDArray[Any]], histogram: FloatArray) -> dict[str, npt.NDArray[Any]]:
         """Return the state after a round: line 3."""
         none = np.zeros(len(histogram))

@@ -36,6 +36,10 @@ class Reseeding:
         """Whether models may be re-seeded after ``round`` of ``rounds``."""
         return self.every > 0 and round % self.every == 0 and round <= self.until * rounds
 
+    def last(self, rounds: int) -> int:
+        """Return the last of ``rounds`` after which models may be re-seeded; 0: none."""
+        return next((number for number in range(rounds, 0, -1) if self.due(number, rounds)), 0)
+
     def __call__(
         self, models: Models, shares: FloatArray, rng: np.random.Generator, shared: int = 0
     ) -> tuple[Models, FloatArray, list[tuple[int, int]]]:

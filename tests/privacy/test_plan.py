@@ -12,6 +12,7 @@ import pytest
 
 from coterie.privacy import (
     PLANS,
+    Banded,
     Joint,
     LedgerError,
     NoPrivacy,
@@ -184,6 +185,75 @@ def test_counts_that_nobody_pays_for_are_not_released():
     assert p.noise_multiplier_counts is None
     assert p.noise_multiplier_updates == p.noise_multiplier
     assert release(p, []).histogram is None
+
+
+@pytest.mark.parametrize("kind", [Joint, Banded])
+@pytest.mark.parametrize("last", [0, 1, 5, 9, 10, 40])
+@pytest.mark.parametrize("clip_share", [0.0, 0.01])
+def test_every_round_is_the_same_event_with_and_without_sizes(kind, last, clip_share):
+    """1 / z^2 is the sum of the shares in every round, and only rounds up to the last one with sizes release them."""
+    p = plan(kind, share=0.1, sizes_until=last, clip_share=clip_share, rate=0.5)
+    for number in range(1, p.rounds + 1):
+        now = p.of_round(number)
+        assert (now.noise_multiplier_counts is None) == (number > last)
+        shares = [now.noise_multiplier_updates, now.noise_multiplier_counts, now.split.norms and 2 * now.split.norms]
+        assert sum(z**-2 for z in shares if z) == pytest.approx(p.noise_multiplier**-2, rel=1e-12)
+        assert now.round_event(number) == p.round_event(number)
+        assert now.noise_multiplier_updates == p.noise_of_rounds[number - 1]
+    assert p.planned() == plan(kind, share=0.1, clip_share=clip_share, rate=0.5).planned()
+
+
+@pytest.mark.parametrize("kind", [Joint, Banded])
+def test_sizes_end_and_the_noise_of_updates_falls(kind):
+    p = plan(kind, noise=2.0, share=0.75, k=1, rate=1.0, sizes_until=2)
+    ledger, state, deviations = p.ledger(), p.new_state(), []
+    for number in (1, 2, 3, 4):
+        permit = ledger.charge_round(number, p.round_event(number))
+        released = p.release(permit, p.contributions(40_000), Streams(1), number, state=state)
+        assert (released.histogram is None) == (number > 2)
+        deviations.append(released.sums.std() / C)
+    first = 4.0 * (1 if kind is Joint else p.matrix[0, 0] ** -1)  # 2 / sqrt(1 - 0.75)
+    assert deviations[0] == pytest.approx(first, rel=0.02)
+    if kind is Joint:
+        assert deviations == pytest.approx([4.0, 4.0, 2.0, 2.0], rel=0.02)
+
+
+def test_the_noise_of_models_counts_every_round_s_own():
+    rounds = [plan(share=0.75, sizes_until=last).model_noise for last in (10, 5, 0)]
+    assert rounds == pytest.approx([4 * math.sqrt(5.5), math.sqrt((16 * 40 + 4 * 15) / 10), 2 * math.sqrt(5.5)])
+    banded = [plan(Banded, share=0.75, rate=1.0, sizes_until=last).model_noise for last in (10, 5, 0)]
+    assert banded == pytest.approx(rounds)  # one slot: C is the identity
+    slots = [plan(Banded, share=0.04, rate=0.5, sizes_until=last).model_noise for last in (0, 6, 10)]
+    assert sorted(slots) == slots
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        (Joint, {"rebalance_min": 2}),
+        (Joint, {"divisor": "released"}),
+        (Banded, {"rebalance_min": 2, "rate": 0.5}),
+        (RRSlot, {}),
+        (Paper, {}),
+        (Joint, {"sizes_until": -1}),
+        (Joint, {"sizes_until": math.nan}),
+    ],
+)
+def test_sizes_that_are_read_do_not_end(kind, numbers):
+    with pytest.raises(PrivacyError, match="sizes-until must be"):
+        plan(kind, **{"sizes_until": 9, **numbers})
+
+
+def test_sizes_may_end_after_the_last_round_and_older_plans_release_all():
+    assert plan(rebalance_min=2, sizes_until=10).of_round(10).noise_multiplier_counts
+    older = plan().terms()
+    assert "sizes_until" not in older
+    assert plan_from_terms(older).sizes_until == math.inf
+    assert plan_from_terms(plan(sizes_until=6).terms()) == plan(sizes_until=6)
+    assert plan(sizes_until=6).statement.covers[1] == "noisy cluster sizes, up to round 6"
+    assert plan().statement.covers[1] == "noisy cluster sizes"
+    assert plan(sizes_until=6).extended({"rounds": 20, "sizes_until": 12}).sizes_until == 12
+    assert plan().extended({"rounds": 20, "sizes_until": 12}).sizes_until == math.inf
 
 
 @pytest.mark.parametrize("kind", [Joint, RRSlot])

@@ -525,6 +525,13 @@ def test_lines_of_cluster_sizes_break_at_a_reseeding_which_is_marked(tmp_path):
     assert graphic.data.rows[0] == [1, 10.0, 4.0, 7.0]
 
 
+def test_sizes_that_end_before_the_run_are_drawn_up_to_their_last_round(tmp_path):
+    lines = [metrics(number, histogram=[10.0, 4.0] if number < 4 else None) for number in range(1, 7)]
+    graphic = cluster_graphic(read_run(make_run(tmp_path / "demo", lines=lines)))
+    assert [row[0] for row in graphic.data.rows] == [1, 2, 3]
+    assert graphic.caption.endswith("Sizes were released up to round 3: later rounds do not need them.")
+
+
 def test_clusters_that_multiply_are_drawn(tmp_path):
     lines = [metrics(1, histogram=[9.0]), metrics(2, histogram=[4.0, 5.0], reseeded=[])]
     graphic = cluster_graphic(read_run(make_run(tmp_path / "cfl", lines=lines)))

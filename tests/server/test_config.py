@@ -293,11 +293,11 @@ def test_automatic_evaluation_leaves_errors_to_their_cause():
 
 
 def test_the_plan_follows_the_keys():
-    config = RunConfig({"clients": 40, "clusters": 2, "rounds": 3, "groups": "2", "epsilon": 3})
+    config = RunConfig({"clients": 40, "clusters": 2, "rounds": 9, "groups": "2", "epsilon": 3})
     plan = config.plan
-    assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 3, 0.2)
+    assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 9, 0.2)
     assert (plan.epsilon, plan.delta, plan.clip_norm, plan.identifier_share) == (3.0, 1 / 4000, 0.3, 0.04)
-    without = RunConfig({"clients": 40, "clusters": 2, "reseed-every": 0, "epsilon": 3, "rounds": 3}).plan
+    without = RunConfig({"clients": 40, "clusters": 2, "reseed-every": 0, "epsilon": 3, "rounds": 9}).plan
     assert without.noise_multiplier_counts is None  # nobody reads the counts: no privacy is spent on them
     assert without.noise_multiplier_updates == plan.noise_multiplier
     nothing = RunConfig({"privacy-unit": "none"})

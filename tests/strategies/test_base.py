@@ -400,7 +400,11 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
     with pytest.raises(PrivacyError, match="identifier-share above 0"):
         private(k=2, identifier_share=0.0, rebalance_min=2)
     with pytest.raises(StrategyError, match="identifier_share above 0"):
-        IFCA(private(k=2, identifier_share=0.0), reseeding=Reseeding())
+        IFCA(private(k=2, rounds=10, identifier_share=0.0), reseeding=Reseeding())
+    with pytest.raises(StrategyError, match="identifier_share above 0"):
+        IFCA(private(k=2, rounds=10, identifier_share=0.04, sizes_until=4), reseeding=Reseeding())
+    IFCA(private(k=2, rounds=10, identifier_share=0.04, sizes_until=5), reseeding=Reseeding())
+    IFCA(private(k=2, rounds=8, identifier_share=0.0), reseeding=Reseeding())  # the first would be after round 4.8
 
 
 def test_a_method_that_does_not_declare_row_wise_is_refused_at_client_level():

@@ -10,7 +10,7 @@ Streams, NeurIPS 2022, arXiv:2202.08312, Theorem 2.1.
      3  for t = 0, 1, ..., T - 1 do
      4      the clients of slot t mod b take part: all of them, or each with probability q b by secret coins
      5      each chooses its label and trains as under the joint mechanism, and replies with its update u
-     6      histogram  ~h = sum e_c + N(0, sigma_h^2 I),                        if cluster sizes are used
+     6      histogram  ~h = sum e_c + N(0, sigma_h^2 I),                        in rounds whose sizes are used
             norms      ~B = sum (1[|u| < C_clip / factor] - 1/2) + N(0, sigma_b^2),  if C_clip is adaptive
      7      noise row  y_t = (Z_t - sum over j = 1, ..., b - 1 of C[t, t - j] y_(t-j)) / C[t, t],  Z_t ~ N(0, I)
      8      sums       S_j = C_clip (sum over c' = j of clip(u) / C_clip + sigma_theta (y_t)_j),  for every j
@@ -22,7 +22,8 @@ rate 1, or Poisson-subsampled ones at rate q b. Theorem 4 and its proof: docs/pr
 
 Differences from the papers
 - The clipped vector has one block per cluster; cluster sizes and norms are part of the same contribution, with C = I:
-  they are read round by round. Where C_clip changes, later rows cancel earlier ones less well; epsilon is the same.
+  they are read round by round. Where C_clip or, after the last round with sizes, sigma_theta changes, later rows
+  cancel earlier ones less well; epsilon is the same.
 - The noise of a replaced model is restarted: line 7 without its earlier rows. So is all noise after a crash. If a
   model is scaled, its earlier rows are scaled by the same factor, which is at most one.
 - A round that crashed after its charge is skipped, since its clients could contribute twice.
@@ -185,8 +186,9 @@ class Banded(Plan):
     def model_noise(self) -> float:
         """See :attr:`Plan.model_noise`."""
         rounds = min(self.rounds, MAX_OPTIMISED)  # more of them change little
-        errors = prefix_errors(banded_matrix(rounds, min(self.slots, rounds)))
-        return float(self.noise_multiplier_updates * np.sqrt(np.mean(errors**2)))
+        noise = self.noise_of_rounds[np.arange(rounds) * self.rounds // rounds]
+        errors = prefix_errors(banded_matrix(rounds, min(self.slots, rounds)), noise)
+        return float(np.sqrt(np.mean(errors**2)))
 
     @property
     def matrix(self) -> FloatArray:

@@ -74,9 +74,14 @@ def dense(bands: FloatArray) -> FloatArray:
     return matrix
 
 
-def prefix_errors(bands: FloatArray) -> FloatArray:
-    """(T,) deviation of the model after each round, in deviations of one row of Z."""
-    inverse = np.linalg.inv(dense(bands))
+def prefix_errors(bands: FloatArray, noise: npt.ArrayLike = 1.0) -> FloatArray:
+    """(T,) deviation of the model after each round.
+
+    Args:
+        bands: (T, b) bands of C.
+        noise: (T,) factors of the rows of C^-1 Z, or one of all.
+    """
+    inverse = np.linalg.inv(dense(bands)) * np.broadcast_to(noise, len(bands))[:, None]
     return np.asarray(np.linalg.norm(np.cumsum(inverse, axis=0), axis=1))
 
 

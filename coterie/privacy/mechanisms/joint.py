@@ -6,7 +6,7 @@ A client's label never leaves the trusted server, so noise is only required for 
      2  it chooses its label c (a function of its own data and released models); with rebalancing it redraws c' from
         row c of a matrix R of *earlier* released histograms; it trains and replies with its update u
      3  the server clips u to norm C, builds the one-hots itself, and sums on arrival
-     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          if cluster sizes are used
+     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          in rounds whose sizes are used
         norms      ~B  = sum (1[|u| < C / factor] - 1/2) + N(0, sigma_b^2),   if C is adaptive
      5  sums       S_j = C (sum over c' = j of clip(u, C) / C + N(0, sigma_theta^2 I)),   for every j
      6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j);  never a true count
@@ -15,6 +15,8 @@ A client adds (e_c, +-1/2, e_c' x clip(u, C)): one block of norm at most C *what
 Gaussian releases on one cohort, so a round is ONE Poisson-subsampled Gaussian event with
 
     1 / sigma_eff^2 = 1 / sigma_h^2 + 1 / (2 sigma_b)^2 + 1 / sigma_theta^2.
+
+After the last round with sizes, sigma_theta is smaller, and the event the same.
 
 Theorem 1 and its proof: docs/privacy.md.
 """
