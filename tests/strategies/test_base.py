@@ -113,7 +113,7 @@ def array(name, values):
     return ArrayRecord(
         {
             n: Array(values if n == name else np.zeros(s, np.float32))
-            for n, s in zip(*vars(LAYOUT).values(), strict=True)
+            for n, s in zip(LAYOUT.names, LAYOUT.shapes, strict=True)
         }
     )
 
