@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -75,14 +76,16 @@ OTHERS = {
 _PROGRAMS = ("docker", "flower-", "flwr", "make", "pip", "python", "ray ", "tensorboard")
 # Settings that make a run short; the last value of a setting counts.
 SHORT = ["--set", "local-epochs=1"]
+FEW = ["--set", "samples-per-client=60"]
 SMALL = {
     "ifca": ["--rounds", "1"],
     "fedavg": ["--rounds", "1"],
     "rc-dpfl": ["--rounds", "2"],
-    "lcfl": ["--rounds", "2"],
-    "ppfc-gan": ["--set", "samples-per-client=100", "--set", "pretrain-epochs=1", "--set", "joint-epochs=1"],
-    "kfed": [],
-    "ffcm": [],
+    "lcfl": ["--rounds", "2", "--clients", "20"],
+    "local": ["--rounds", "1", "--clients", "20"],
+    "ppfc-gan": [*FEW, "--set", "pretrain-epochs=1", "--set", "joint-epochs=1"],
+    "kfed": FEW,
+    "ffcm": FEW,
 }
 
 
@@ -159,9 +162,31 @@ def digits_of_a_site(folder):
     return folder / "site.npz"
 
 
+@pytest.fixture(scope="module")
+def finished_runs(tmp_path_factory):
+    """A folder of runs by the options that made them; commands that read a run need few kinds of it."""
+    return {}, tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture
+def a_run(finished_runs, coterie, tmp_path):
+    """Puts a run with these options into a folder, made once for all commands."""
+    runs, folder = finished_runs
+
+    def put(options, name):
+        if options not in runs:
+            runs[options] = folder / str(len(runs))
+            words = ["run", "--clients", 60, "--rounds", 2, *SHORT, *options, "--out", runs[options]]
+            status, _, err = coterie(*words)
+            assert status == 0, err
+        shutil.copytree(runs[options], tmp_path / name)
+
+    return put
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [w for w in commands() if not elsewhere(w)], ids=" ".join)
-def test_a_documented_command_runs(coterie, tmp_path, request, words):
+def test_a_documented_command_runs(coterie, tmp_path, request, a_run, words):
     words = list(words)
     if "DIR" in words and words[0] != "export":
         own = "own" in words
@@ -175,10 +200,9 @@ def test_a_documented_command_runs(coterie, tmp_path, request, words):
     words = [{"RUN": "runs/NAME"}.get(word, word) for word in words]
     for name in ("runs/NAME", "runs/ONE", "runs/OTHER"):
         if name in words:
-            stop = ["--set", "stop-after=1"] if "--resume" in words else []
-            level = ["--set", "privacy-unit=none"] if "--site" in words else []
-            status, _, err = coterie("run", "--clients", 60, *level, "--rounds", 2, *SHORT, *stop, "--out", name)
-            assert status == 0, err
+            stop = ("--set", "stop-after=1") if "--resume" in words else ()
+            level = ("--set", "privacy-unit=none") if "--site" in words else ()
+            a_run((*level, *stop), name)
     if words[0] == "run" and "--resume" not in words and "--keys" not in words:
         strategy = words[words.index("--strategy") + 1] if "--strategy" in words else "ifca"
         words += [

@@ -1,14 +1,13 @@
 """`flwr run` bundles the app, runs it offline on Ray through a SuperLink of its own, and leaves a run folder."""
 
 import json
-import subprocess
 import tomllib
 
 import numpy as np
 import pytest
 import tomli_w
 from safetensors.numpy import load_file
-from superlinks import BIN, ROOT, flwr, latest, simulating_superlink
+from superlinks import ROOT, flwr, latest, simulating_superlink
 
 from coterie.server.config import SETTINGS
 from coterie.settings import flat, nested
@@ -51,15 +50,13 @@ RUNS = {
 
 
 @pytest.mark.parametrize("strategy", RUNS)
-def test_a_run_is_the_same_from_the_command_line_a_file_and_flwr_run(strategy, environment, tmp_path):
+def test_a_run_is_the_same_from_the_command_line_a_file_and_flwr_run(strategy, environment, coterie, tmp_path):
     settings = {"strategy": strategy, **RUNS[strategy]}
     (tmp_path / "settings.toml").write_text(tomli_w.dumps(nested(settings)))
     by_words = [word for name, value in settings.items() for word in ("--set", f"{name.rpartition('.')[2]}={value}")]
     for source, words in {"words": by_words, "file": ["--config", str(tmp_path / "settings.toml")]}.items():
-        done = subprocess.run(
-            [BIN / "coterie", "run", *words, "--out", tmp_path / source], capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == 0, done.stderr
+        status, _, err = coterie("run", *words, "--out", tmp_path / source)
+        assert status == 0, err
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
     config += f' deployment.registration-timeout=60.0 out="{tmp_path / "flwr"}"'
     federation = "num-supernodes=10 client-resources-num-cpus=1"
