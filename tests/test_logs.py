@@ -222,7 +222,7 @@ def test_warnings_of_a_run_in_a_pipe_have_no_colours(tmp_path):
 # import configures the loggers of a whole process. The libraries that take long, and configure none, are there before.
 FORKS = """
 import json, os, sys
-import torch.distributed.tensor
+import scipy.optimize, scipy.signal, scipy.stats, torch.distributed.tensor
 import flwr.common.logger
 import coterie.cli.run, coterie.cli.status
 
