@@ -22,15 +22,6 @@ def confusion(clusters: IntArray, groups: IntArray) -> IntArray:
     return table
 
 
-def matched(clusters: IntArray, groups: IntArray) -> IntArray:
-    """Each client's cluster as the group it is matched to one to one (Hungarian method); -1 if unmatched."""
-    from scipy.optimize import linear_sum_assignment  # this and scikit-learn are slow to import
-
-    rows, columns = linear_sum_assignment(-confusion(clusters, groups))
-    group_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    return np.array([group_of.get(cluster, -1) for cluster in clusters.tolist()], np.int64)
-
-
 def groups_found(clusters: IntArray, groups: IntArray) -> int:
     """Groups most of whose clients share one cluster in which they are the majority."""
     table = confusion(clusters, groups)
@@ -70,15 +61,14 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
         scores["minority_accuracy"] = float(accuracy[groups == least].mean())
         scores["majority_accuracy"] = float(accuracy[groups != least].mean())
     if len(present) > 1:  # else there is nothing to find
-        from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
-
-        agreed = matched(clusters, groups)
+        table = confusion(clusters, groups)
+        partition = partition_scores(table)
         scores |= {
-            "clustering_accuracy": float(np.mean(agreed == groups)),
+            "clustering_accuracy": partition["accuracy"],
             "groups_found": groups_found(clusters, groups),
-            "nmi": float(normalized_mutual_info_score(groups, clusters)),
-            "kappa": float(cohen_kappa_score(groups, agreed)),
-            "confusion": confusion(clusters, groups).ravel().tolist(),
+            "nmi": partition["nmi"],
+            "kappa": partition["kappa"],
+            "confusion": table.ravel().tolist(),
         }
     return MetricRecord(scores)
 

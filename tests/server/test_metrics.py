@@ -2,17 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, cohen_kappa_score, normalized_mutual_info_score
 
-from coterie.server.metrics import (
-    confusion,
-    groups_found,
-    matched,
-    partition_scores,
-    summarise,
-    summarise_records,
-    unfairness,
-)
+from coterie.server.metrics import confusion, groups_found, partition_scores, summarise, summarise_records, unfairness
 from coterie.wire import EvaluationReply, LabelCounts
 
 
@@ -28,6 +21,13 @@ def table_to_labels(table):
     table = np.asarray(table)
     clusters, groups = np.indices(table.shape)
     return np.repeat(clusters.ravel(), table.ravel()), np.repeat(groups.ravel(), table.ravel())
+
+
+def matched(clusters, groups):
+    """Each client's cluster as the group it is matched to one to one (Hungarian method); -1 if unmatched."""
+    rows, columns = linear_sum_assignment(-confusion(clusters, groups))
+    group_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    return np.array([group_of.get(cluster, -1) for cluster in clusters.tolist()], np.int64)
 
 
 def test_confusion_counts_clients():
@@ -52,7 +52,9 @@ def test_clustering_accuracy_matches_one_to_one(table, correct):
     agreed = matched(clusters, groups)
     assert np.sum(agreed == groups) == correct
     summary = summarise(replies(clusters.tolist(), groups.tolist(), [0.5] * len(groups)))
-    assert summary["clustering_accuracy"] == pytest.approx(correct / len(groups))
+    assert summary["clustering_accuracy"] == correct / len(groups)
+    assert summary["nmi"] == pytest.approx(normalized_mutual_info_score(groups, clusters))
+    assert summary["kappa"] == pytest.approx(cohen_kappa_score(groups, agreed))
 
 
 def test_an_unmatched_cluster_is_no_group():
