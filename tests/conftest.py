@@ -1,3 +1,4 @@
+import functools
 import gc
 import os
 import shutil
@@ -44,14 +45,23 @@ def data_dir() -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def commands_once():
+    """Typer's function that makes the commands of an app, which takes longer than most of them; it makes them once."""
+    import typer.main
+
+    return functools.cache(typer.main.get_command)
+
+
 @pytest.fixture
-def coterie(tmp_path, monkeypatch, capsys):
+def coterie(tmp_path, monkeypatch, capsys, commands_once):
     """Calls the command in an empty folder: exit status, standard output, standard error."""
     from coterie.cli import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("typer.main.get_command", commands_once)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
