@@ -22,9 +22,9 @@ from coterie.wire.messages import TRAIN
 
 SHARES = (0.0, 0.1, 0.2, 0.3)
 MECHANISMS: dict[str, dict[str, Any]] = {
-    "joint, secret participation": {"mechanism": "joint"},
-    "joint, visible participation": {"mechanism": "joint", "noise-multiplier": 2.557071},
-    "banded, visible participation": {"mechanism": "banded"},
+    "joint, all clients": {},
+    "joint, q = 0.2, secret participation": {"sampling-rate": 0.2},
+    "banded, a fifth of the clients in turn": {"mechanism": "banded", "sampling-rate": 0.2},
 }
 
 

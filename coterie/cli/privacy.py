@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from coterie.cli.console import JsonFlag, answer, console_for, print_json
+from coterie.cli.console import JsonFlag, answer, console_for, print_json, print_table
 from coterie.cli.run import Assignments, Clients, Clusters, Config, Epsilon, Rounds, settings_of
 
 if TYPE_CHECKING:
-    from coterie.privacy import Plan
+    from coterie.server import RunConfig
 
 app = typer.Typer(help="Compute privacy costs, calibrate noise, and check ledgers and budgets.", no_args_is_help=True)
 
@@ -27,12 +27,12 @@ Rate = Annotated[_Text, typer.Option(metavar="Q", help="q, sampling rate of clie
 Mechanism = Annotated[_Text, typer.Option(metavar="NAME", help="Mechanism of client-level privacy.")]
 
 
-def _plan(config: Path | None, assignments: list[str], options: Mapping[str, _Text]) -> Plan:
-    """Return the plan of a run with these settings."""
+def _config(config: Path | None, assignments: list[str], options: Mapping[str, _Text]) -> RunConfig:
+    """Return the configuration of a run with these settings."""
     from coterie.server import RunConfig
 
     given = {name: value for name, value in options.items() if value is not None}
-    return RunConfig(settings_of(config, assignments, given)).plan
+    return RunConfig(settings_of(config, assignments, given))
 
 
 @app.command("epsilon")
@@ -53,7 +53,8 @@ def privacy_epsilon(
 ) -> None:
     """Compute the privacy cost of a run by every accountant that supports its sampler."""
     options = {"noise-multiplier": noise_multiplier, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
-    plan = _plan(config, assignments, {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters})
+    given = {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters}
+    plan = _config(config, assignments, given).plan
     costs = {f"epsilon_{name}": plan.cost(name) for name in _accountants(plan.sampler, opacus)}
     stated = {"delta": plan.delta, "unit": plan.unit, "adjacency": plan.adjacency}
     answer({"epsilon": costs["epsilon_pld"], **costs, **stated}, as_json)
@@ -70,13 +71,21 @@ def privacy_noise(
     clusters: Clusters = None,
     config: Config = None,
     assignments: Assignments = [],  # noqa: B006
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare sampling rates and mechanisms at this budget instead.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Calibrate the noise of a run to its budget."""
     from coterie.privacy import certificate
 
     options = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
-    plan = _plan(config, assignments, {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters})
+    given = {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters}
+    run = _config(config, assignments, given)
+    if compare:
+        _compare(run, as_json)
+        return
+    plan = run.plan
     slots = plan.round_event(1).slots
     answer(
         {
@@ -92,6 +101,35 @@ def privacy_noise(
             "adjacency": plan.adjacency,
         },
         as_json,
+    )
+
+
+def _compare(config: RunConfig, as_json: bool) -> None:
+    """Print the ways to let clients take part, those that protect against observers first."""
+    from coterie.server.participation import participations
+
+    ways = participations(config)
+    if as_json:
+        print_json([way.values for way in ways])
+        return
+    heads = ("mechanism", "q", "slots", "noise", "messages a round", "ε, observers", "ε, outsiders")
+    rows = [
+        (
+            way.mechanism,
+            f"{way.sampling_rate:g}",
+            str(way.slots or "–"),
+            f"{way.noise:.3f}",
+            f"{way.messages:.0f}",
+            "∞" if way.epsilon_observers is None else f"{way.epsilon_observers:.2f}",
+            f"{way.epsilon:.2f}",
+        )
+        for way in ways
+    ]
+    console = console_for(False)
+    print_table(console, heads, rows, right=6)
+    console.print(
+        "\nnoise: of a model, root mean square over rounds, in units of clip-norm x server-lr\n"
+        "observers see which clients take part, as in every deployment; outsiders do not"
     )
 
 

@@ -79,6 +79,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "unit": plan.unit,
         "adjacency": plan.adjacency,
         "mechanism": plan.mechanism,
+        "epsilon_participation_visible": finite(max(profile.visible(delta) for profile in profiles)),
         "epsilon": finite(cost),
         "epsilon_budget": finite(plan.epsilon),
         "delta": delta if plan.private else None,
@@ -86,7 +87,6 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
             "rdp" if 0 < cost == by_accountant.get("rdp", 0.0) < math.inf else plan.accountant
         ),
         "accountants": {name: finite(value) for name, value in by_accountant.items()},
-        "epsilon_participation_visible": finite(max(profile.visible(delta) for profile in profiles)),
         "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],
         "shared_budget": _shared_budget(charges),
         **({"started_from": _started_from(start)} if start else {}),

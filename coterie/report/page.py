@@ -26,10 +26,10 @@ _PROSE_KEYS = {
     "unit",
     "certified",
     "reasons",
+    "epsilon_participation_visible",
     "epsilon",
     "delta",
     "accountants",
-    "epsilon_participation_visible",
     "charged",
     "covers",
     "outside",
@@ -415,11 +415,14 @@ def _privacy_tile(run: Run) -> _Tile:
         notes += [] if run.finished else ["spent so far"]
         notes += [] if run.delta is None else [f"δ = {formats.number(run.delta)}"]
         notes += [f"per {run.unit}"]
+    shown = run.epsilon_observers
+    notes += [] if shown is None else [f"ε = {formats.epsilon(run.epsilon)} where participation is secret"]
     note = ", ".join(notes) or "privacy is disabled"
     reasons = run.certificate.get("reasons")
     if reasons and run.finished and not run.certified and run.unit != "none":
         note += f"; {reasons[0]}"
-    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified, "How private?")
+    loss = formats.epsilon(run.epsilon if shown is None else shown)
+    return _Tile("Privacy loss ε", loss, note, _status(run), run.certified, "How private?")
 
 
 def _guarantee(run: Run) -> list[str]:
@@ -429,16 +432,18 @@ def _guarantee(run: Run) -> list[str]:
             "This run provides no privacy guarantee (ε = ∞): its models are exact functions of the clients' data and "
             "may reveal information about any client."
         ]
-    loss, delta = formats.epsilon(run.epsilon), formats.number(run.delta)
+    shown = run.epsilon_observers
+    guaranteed = run.epsilon if shown is None else shown
+    loss, delta = formats.epsilon(guaranteed), formats.number(run.delta)
     if not run.finished:
         paragraphs = [f"The run is not finished. It has spent ε = {loss} so far; the certificate is issued at the end."]
     elif not run.certified:
         paragraphs = [f"The accountant reports ε = {loss} at δ = {delta}, but the guarantee is not certified."]
-    elif math.isinf(run.epsilon):
+    elif math.isinf(guaranteed):
         paragraphs = ["The certificate gives no bound: ε = ∞."]
     else:
         one = {"client": "one client with all of its data", "record": "one training record"}
-        factor = formats.number(float(f"{math.exp(min(run.epsilon, 700.0)):.2g}"))
+        factor = formats.number(float(f"{math.exp(min(guaranteed, 700.0)):.2g}"))
         change = "removing or replacing" if run.certificate.get("sampler") == "fixed" else "removing"
         if run.certificate.get("mechanism") == "banded":
             change = "leaving out all contributions of"
@@ -448,16 +453,22 @@ def _guarantee(run: Run) -> list[str]:
             f"probability by a factor of at most e^ε ≈ {factor}, up to an additive δ = {delta}.",
         ]
     visible = run.certificate.get("epsilon_participation_visible")
-    hidden = "the records of each batch" if run.unit == "record" else "the cohort of each round"
-    public = run.certificate.get("public_inputs", {}).get("participation") == "visible"
-    if visible is not None and run.finished and public:
+    if not run.finished or visible is None and shown is None:
+        return paragraphs
+    if run.unit == "record":
+        if visible >= run.epsilon:  # less only where a loose bound made epsilon
+            paragraphs.append(
+                "This assumes that the adversary does not observe the records of each batch. Against an adversary who "
+                f"does, ε = {formats.epsilon(visible)}."
+            )
+    elif shown is None:
         paragraphs.append(
             "This holds even if the adversary observes who takes part. It does not hide whether a client replies, "
             "which must not depend on its data."
         )
-    elif visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
+    else:
         paragraphs.append(
-            f"This assumes that the adversary does not observe {hidden}. Against an adversary who does, "
-            f"ε = {formats.epsilon(visible)}."
+            "This holds even if the adversary observes who takes part, as messages on the network show. Against an "
+            f"adversary who does not, ε = {formats.epsilon(run.epsilon)}."
         )
     return paragraphs

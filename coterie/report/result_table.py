@@ -9,7 +9,7 @@ from rich.text import Text
 
 from coterie.report import formats
 from coterie.report.payoff import federation_pays
-from coterie.report.runs import clusters_records
+from coterie.report.runs import clusters_records, epsilon_observers
 from coterie.results import Diagnostics, Outcome
 
 
@@ -94,9 +94,12 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     reasons = "; ".join(map(str, certificate.get("reasons") or ()))
     if unit == "none":
         return [("Privacy", Text.assemble(("none, ε = ∞", "bold yellow"), reasons and f": {reasons}"))]
-    loss = f"ε = {formats.epsilon(certificate.get('epsilon'))}, δ = {formats.number(certificate.get('delta'))}"
+    loss, delta = formats.epsilon(certificate.get("epsilon")), formats.number(certificate.get("delta"))
     adjacency = certificate.get("adjacency") or f"per {unit}"
-    rows = [("Privacy", Text(f"{loss} ({adjacency})"))]
+    shown = epsilon_observers(certificate)
+    rows = [("Privacy", Text(f"ε = {loss if shown is None else formats.epsilon(shown)}, δ = {delta} ({adjacency})"))]
+    if shown is not None:
+        rows += [("", Text(f"ε = {loss} where nobody observes which clients take part"))]
     if certificate.get("certified"):
         return [*rows, ("Certified", Text("yes", "bold green"))]
     reasons = reasons or "no reason was recorded"

@@ -25,6 +25,15 @@ def clusters_records(strategy: object) -> bool:
     return strategy in STRATEGIES and STRATEGIES[str(strategy)].produces == "labels"
 
 
+def epsilon_observers(certificate: Mapping[str, Any]) -> float | None:
+    """ε of a client-level certificate against those who observe which clients take part; None: it is not larger."""
+    if certificate.get("unit") != "client" or "epsilon_participation_visible" not in certificate:
+        return None
+    values = (certificate.get(name) for name in ("epsilon", "epsilon_participation_visible"))
+    secret, shown = (math.inf if value is None else float(value) for value in values)
+    return shown if shown > 1.01 * secret else None
+
+
 @dataclass(frozen=True)
 class Run:
     """Contents of a run folder, finished or not.
@@ -111,6 +120,11 @@ class Run:
             return self.rounds[-1].epsilon if self.rounds else 0.0
         value = self.certificate.get("epsilon", self.outcome.epsilon)
         return math.inf if value is None else float(value)
+
+    @property
+    def epsilon_observers(self) -> float | None:
+        """ε against those who observe which clients take part, of a finished client-level run if it is larger."""
+        return epsilon_observers(self.certificate) if self.finished else None
 
     @property
     def delta(self) -> float | None:

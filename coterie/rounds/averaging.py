@@ -34,4 +34,4 @@ class Averaging:
         seen = current - self.begins_after(rounds)
         if seen < 1:
             return None
-        return models if mean is None else np.asarray(mean + (models - mean) / seen, dtype=np.float32)
+        return models if mean is None or seen == 1 else np.asarray(mean + (models - mean) / seen, dtype=np.float32)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 
@@ -237,6 +237,8 @@ def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:
 
 # Clients that evaluate models in a simulation of more, unless a number is set.
 _EVALUATED = 200
+# Share of the last models that are averaged under client-level privacy, unless it is set.
+_AVERAGED = 0.2
 # Initial number of models of a search for the number of clusters, unless it is set.
 _MAX_CLUSTERS = 8
 
@@ -261,6 +263,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         values = values if deployed else _with_columns(values)
         self._read(values)
         self._evaluation_warning = ""
+        self._first_step: float | None = None
+        if self.aggregation.sampling_rate is None:
+            values = {**values, "aggregation.sampling-rate": planning.sampling_rate(self)}
+            self._read(values)
         if self.evaluation.evaluate is None:
             values = {**values, "evaluation.evaluate": self._automatic_evaluation(deployed)}
             self._read(values)
@@ -335,6 +341,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         planned.plan = plan  # in place of the cached one
         return planned
 
+    def with_step(self, server_lr: float | None) -> RunConfig:
+        """Return this configuration with the step size with which the run began, maybe with fewer rounds."""
+        begun = copy.copy(self)
+        begun._first_step = server_lr
+        return begun
+
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
         here, there = self.values, other.values
@@ -356,7 +368,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """Expected number of times that a client trains; inf if each trains a network of its own."""
         if self.method.produces == "labels":
             return math.inf
-        return self.run.rounds * self.aggregation.sampling_rate * self.data.clients
+        return self.run.rounds * self.sampling_rate * self.data.clients
 
     @property
     def trains_alone(self) -> int:
@@ -396,9 +408,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
-    @property
-    def strategy_options(self) -> StrategyOptions:
-        """The configured options of the strategy."""
+    def strategy_options(self, server_lr: float) -> StrategyOptions:
+        """The configured options of the strategy.
+
+        Args:
+            server_lr: the step size of the server; that of the run is :attr:`server_lr`, which calibrates the noise.
+        """
         facts_of: dict[str, Callable[[], Any]] = {
             "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
             "example_shape": lambda: self.examples[0],
@@ -407,7 +422,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         }
         return StrategyOptions(
             clusters=self.run.clusters,
-            server_lr=self.server_lr,
+            server_lr=server_lr,
             reseeding=self.reseeding,
             clipping=AdaptiveClipping(self.privacy.clip_quantile),
             averaging=self.averaging,
@@ -424,9 +439,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
         Args:
             plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
-            options: None: :attr:`strategy_options`.
+            options: None: those of :meth:`strategy_options` with the step size that follows from the plan.
         """
-        return self.method(plan, self.options, options=options or self.strategy_options)
+        options = options or self.strategy_options(self.aggregation.server_lr or planning.server_lr(plan))
+        return self.method(plan, self.options, options=options)
 
     @property
     def seed(self) -> int | None:
@@ -444,11 +460,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return planning.delta(self)
 
     @property
+    def sampling_rate(self) -> float:
+        """The resolved sampling rate."""
+        return cast(float, self.aggregation.sampling_rate)
+
+    @property
     def server_lr(self) -> float:
-        """The resolved step size; 1.5 was chosen on held-out parts of training sets (docs/results.md)."""
-        if self.aggregation.server_lr is not None:
-            return self.aggregation.server_lr
-        return 1.5 if self.privacy.privacy_unit == "client" else 1.0
+        """The resolved step size of the server."""
+        return self.aggregation.server_lr or self._first_step or planning.server_lr(self.plan)
 
     @property
     def budget(self) -> float:
@@ -464,8 +483,9 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     @property
     def averaging(self) -> Averaging:
-        """Averaging of released models."""
-        return Averaging(self.aggregation.average_last)
+        """Averaging of released models, by default of those with much noise."""
+        last = self.aggregation.average_last
+        return Averaging((_AVERAGED if self.privacy.privacy_unit == "client" else 0.0) if last is None else last)
 
     @property
     def aggregator(self) -> Aggregator:

@@ -29,7 +29,7 @@ import subprocess
 import time
 import tomllib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -188,7 +188,9 @@ class RunFolder(Recorder):
         except ContinuationError as error:
             raise FolderError(f"{path} {error}") from None
         config, origin = _with_data(path, config, settings, check)
-        plan, ledger_fields = _planned(path, config)
+        header, charges = verified(path)
+        config = config.with_step(header.get("public", {}).get("server-lr"))
+        plan, ledger_fields = _planned(header, charges, config)
         checkpoint, line = read_checkpoint(path / CHECKPOINT)
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         try:
@@ -382,14 +384,15 @@ def _with_data(
     return config if origin is None else config.with_data_dir(origin.folder), origin
 
 
-def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+def _planned(
+    header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]], config: RunConfig
+) -> tuple[Plan, dict[str, Any]]:
     """The plan for which the ledger was opened, and what its first line holds beside it.
 
     Another version might calibrate a little differently or lack settings that have their defaults here, and what lies
     outside the guarantee may depend on settings that a resumed run is free to change.
     """
     ledger_fields = planning.about(config)
-    header, charges = verified(path)
     if START in header:
         ledger_fields[START] = header[START]
     now, stored = ledger_fields["tuned"], header.get("tuned", {})

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _SEARCH_IDENTIFIER_SHARE = 0.1
 
 
+# Sampling rate without a setting where full participation is not the best choice.
+_SAMPLED = 0.2
+# Expected clients of a round without a setting.
+_MESSAGES = 5000
+
+# Standard deviation of the noise of all rounds in a parameter, and the largest step size of the server.
+_NOISE_WALK, _LARGEST_STEP = 0.3, 4.0
+
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
 
@@ -29,6 +37,30 @@ def delta(config: RunConfig) -> float:
         return config.privacy.delta
     record = config.privacy.privacy_unit == "record"
     return 1 / (100 * (config.data.samples_per_client if record else config.data.clients))
+
+
+def sampling_rate(config: RunConfig) -> float:
+    """Return the value of ``sampling-rate = "auto"``, from public numbers.
+
+    Noise of a mean falls as 1/sqrt(q) if participation is visible. Full participation is therefore the best protection
+    against those who observe it, as long as its messages are affordable. Mechanisms with noisy labels need the
+    amplification by secret participation; ``banded`` takes turns.
+    """
+    if config.privacy.privacy_unit != "client" or config.privacy.mechanism != "joint":
+        return _SAMPLED
+    return min(1.0, _MESSAGES / config.data.clients)
+
+
+def server_lr(plan: Plan) -> float:
+    """Return the value of ``server-lr = "auto"``, from public numbers; docs/results.md has the table of its choice.
+
+    Under client-level privacy, the noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`:
+    more noise has smaller steps, a larger cohort larger ones.
+    """
+    if plan.unit != "client":
+        return 1.0
+    walk = math.sqrt(2) * plan.model_noise * plan.scale / plan.expected_members
+    return min(_NOISE_WALK / walk, _LARGEST_STEP)
 
 
 def plan(config: RunConfig) -> Plan:
@@ -60,7 +92,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "clients": config.data.clients,
         "num_clusters": max(config.models, 1),
-        "sampling_rate": config.aggregation.sampling_rate,
+        "sampling_rate": config.sampling_rate,
         "rounds": config.run.rounds,
         "rebalance_min": _rebalance_min(config),
     }
@@ -105,7 +137,7 @@ def _rebalance_min(config: RunConfig) -> float:
         return config.aggregation.rebalance_min
     if not config.method.rebalances:
         return 0.0
-    return max(1.0, config.aggregation.sampling_rate * config.data.clients / max(config.models, 1) // 3)
+    return max(1.0, config.sampling_rate * config.data.clients / max(config.models, 1) // 3)
 
 
 def _identifier_share(config: RunConfig) -> float:
@@ -151,9 +183,9 @@ def check_records(config: RunConfig) -> None:
     """
     if config.data.samples_per_client == 0:
         raise ConfigError("samples-per-client = 0: record level requires a public number of records per client; set it")
-    if config.aggregation.sampling_rate != 1:
+    if config.sampling_rate != 1:
         raise ConfigError(
-            f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients participate in every "
+            f"sampling-rate = {config.sampling_rate}: at record level all clients participate in every "
             "round; set it to 1"
         )
     if config.privacy.clipping == "adaptive" and config.method.produces == "labels":
@@ -265,7 +297,7 @@ def about(config: RunConfig) -> dict[str, Any]:
         "diagnostics": _diagnostics(config),
         "public": {
             "server-lr": config.server_lr,
-            "average-last": config.aggregation.average_last,
+            "average-last": config.averaging.last,
             "reseed-every": config.aggregation.reseed_every,
         },
         "tuned": {name: value for name, value in config.values.items() if declared[name].tuned},

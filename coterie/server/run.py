@@ -171,7 +171,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
     """The configured strategy, wired to the run folder."""
     evaluation = config.evaluation
     options = replace(
-        config.strategy_options,
+        config.strategy_options(config.server_lr),
         ledger=folder.ledger,
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",

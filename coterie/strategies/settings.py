@@ -16,12 +16,17 @@ class AggregationSettings(Settings):
 
     table: ClassVar[str] = "aggregation"
 
-    sampling_rate: float = setting(
-        0.2, "probability that a client participates in a round, q", above=0, at_most=1, tuned=True
+    sampling_rate: float | None = setting(
+        None,
+        "probability that a client participates in a round, q; auto: 1 where that is affordable under client-level "
+        "privacy, which then needs no secret participation: with mechanism = joint, all clients or 5000; else 0.2",
+        above=0,
+        at_most=1,
+        tuned=True,
     )
     server_lr: float | None = setting(
         None,
-        "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
+        "step size of the server, eta; auto: from the noise, cohort and clip-norm of client-level privacy, else 1",
         within=LEARNING_RATE,
         tuned=True,
     )
@@ -39,9 +44,10 @@ class AggregationSettings(Settings):
         tuned=True,
         only=("aggregation.aggregator", ("trimmed-mean", "krum", "multi-krum")),
     )
-    average_last: float = setting(
-        0.0,
-        "share of the rounds, at the end, whose released models are averaged; 0: no averaging",
+    average_last: float | None = setting(
+        None,
+        "share of the rounds, at the end, whose released models are averaged; 0: no averaging; auto: 0.2 under "
+        "client-level privacy, else 0",
         at_least=0,
         at_most=1,
         tuned=True,

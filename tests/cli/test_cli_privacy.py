@@ -83,6 +83,30 @@ def test_the_noise_is_that_of_the_run(coterie, tmp_path):
         assert answer[name] == getattr(plan, name)
 
 
+def test_participations_are_compared_at_one_budget(coterie):
+    words = ("privacy", "noise", "--compare", "--epsilon", 8, "--delta", "2e-5", "--rounds", 20)
+    ways = answered(coterie(*words, "--json"))
+    assert all(7.9 < way["epsilon_observers" if way["protects"] == "observers" else "epsilon"] <= 8 for way in ways)
+    assert all(way["epsilon"] <= way["epsilon_observers"] for way in ways)
+    order = [(way["protects"] != "observers", way["noise"]) for way in ways]
+    assert order == sorted(order)
+    best, secret = ways[0], next(way for way in ways if way["protects"] == "outsiders")
+    assert (best["mechanism"], best["sampling_rate"], best["messages"]) == ("joint", 1, 500)  # as sampling-rate = auto
+    assert secret["epsilon_observers"] > 8
+    shown = {(way["mechanism"], way["sampling_rate"]): way for way in ways if way["protects"] == "observers"}
+    assert shown["banded", 0.2]["slots"] == 5 and shown["banded", 0.2]["noise"] < shown["joint", 0.2]["noise"]
+    status, out, _ = coterie(*words, "--sampling-rate", 1)
+    assert status == 0 and "ε, observers" in out and out.count("joint") > 5
+
+
+@pytest.mark.parametrize(
+    ("chosen_settings", "reason"),
+    [({"privacy-unit": "none"}, "client-level"), ({"noise-multiplier": 2}, "noise-multiplier is set")],
+)
+def test_participations_need_one_budget_of_clients(coterie, chosen_settings, reason):
+    assert_refused(coterie("privacy", "noise", "--compare", *chosen(**chosen_settings)), reason)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "noise", "sensitivity", "certifies"),
     [("rr-slot", 1.1884, math.sqrt(2), True), ("paper", 2.573, 1.0, False)],

@@ -283,7 +283,7 @@ def points_question(verb):
     ("settings", "device", "cores", "workers"),
     [
         ({}, "cpu", 2, 2),
-        ({"rounds": 4}, "cpu", 2, 0),
+        ({"rounds": 4, "sampling-rate": 0.2}, "cpu", 2, 0),
         ({}, "auto", 2, 2),
         ({}, "cpu", 1, 0),
         ({}, "cuda", 2, 0),

@@ -348,7 +348,7 @@ class Federation:
         strategy = config.strategy(
             self.plan,
             replace(
-                config.strategy_options,
+                config.strategy_options(config.server_lr),
                 streams=Streams(0),
                 evaluate="private" if config["evaluate"] == "private" else "diagnostic",
                 evaluate_every=config["evaluate-every"],

@@ -189,7 +189,7 @@ def test_exact_scores_stand_apart_from_what_epsilon_covers(tmp_path):
     glance, _, rest = text.partition("Exact diagnostics: outside the guarantee")
     exact, _, released = rest.partition("Released and charged")
     assert "do not publish them with the models" in exact
-    assert "How private? Privacy loss ε 8.00 ✓ certified" in glance
+    assert "How private? Privacy loss ε 24.61 ✓ certified" in glance
     for value in ("Accuracy 81.2 %", "Worst group 73.1 %"):
         assert f"{value} ! outside the guarantee" in glance, value
     for value in ("Released noisy size of each cluster", "Cumulative privacy loss ε"):
@@ -286,10 +286,11 @@ def test_the_page_shows_the_values(tmp_path):
         "81.2 %",
         "group 1; disparity (best − worst) 16.2 points; standard deviation 8.1 points over 2 groups",
         "1 of 2 98.8 % of clients assigned correctly",
-        "8.00 ✓ certified δ = 2×10⁻⁵, per client",
+        "24.61 ✓ certified δ = 2×10⁻⁵, per client, ε = 8.00 where participation is secret",
         "3 min 20 s",
-        "client-level differential privacy with ε = 8.00 at δ = 2×10⁻⁵",
-        "Against an adversary who does, ε = 24.61",
+        "client-level differential privacy with ε = 24.61 at δ = 2×10⁻⁵",
+        "This holds even if the adversary observes who takes part, as messages on the network show.",
+        "Against an adversary who does not, ε = 8.00",
         "Hyperparameters were chosen on other runs.",
         "ε by pld 8.00 ε by rdp 9.44",
         "charged 4 × poisson at rate 0.2, noise 1.083",
@@ -317,7 +318,8 @@ def test_a_certificate_from_the_ledger_is_shown(tmp_path):
     for value in (
         "removing or replacing one client",
         f"ε by pld {formats.epsilon(document['accountants']['pld'])}",
-        f"Against an adversary who does, ε = {formats.epsilon(document['epsilon_participation_visible'])}.",
+        f"differential privacy with ε = {formats.epsilon(document['epsilon_participation_visible'])} at",
+        f"Against an adversary who does not, ε = {formats.epsilon(document['epsilon'])}.",
         "charged (1) 1 × fixed at rate 0.5, noise 1",
         "charged (2) 1 × fixed at rate 1, noise 2",
         "noise multiplier counts 3.162",
@@ -337,10 +339,10 @@ def test_a_certificate_for_visible_participation_assumes_no_secret(tmp_path):
     assert "leaving out all contributions of one client with all of its data changes the probability" in text
     assert "This holds even if the adversary observes who takes part." in text
     assert "1 × poisson at rate 1, noise 1, in 2 slots; a client pays for the charges of its own slot" in text
-    assert "assumes that the adversary does not observe" not in text
+    assert "Against an adversary" not in text
     hidden = replace(plan, sampling_rate=0.25, participation="secret", min_separation=2)
     document = certificate({"plan": hidden.terms(), "seed": None}, ledger.charges)
-    assert "assumes that the adversary does not observe" in words(
+    assert "Against an adversary who does not" in words(
         page(make_run(tmp_path / "two", certificate=document))
     )
 
@@ -610,7 +612,8 @@ def test_the_table_shows_what_matters():
     text = shown(outcome(RESULT), CERTIFICATE)
     for value in ("ifca · digits", "81.2 %", "73.1 %", "1 of 2", "98.8 %", "3 min 20 s", "512 MB", "yes"):
         assert value in text, value
-    assert "ε = 8.00, δ = 2×10⁻⁵ (add/remove one client)" in text
+    assert "ε = 24.61, δ = 2×10⁻⁵ (add/remove one client)" in text
+    assert "ε = 8.00 where nobody observes which clients take part" in text
     caption = "exact diagnostics: outside the guarantee"
     assert text.index("Clustering accuracy") < text.index(caption) < text.index("Privacy")
     assert caption not in shown(outcome(RESULT), WITHOUT_PRIVACY)

@@ -39,7 +39,8 @@ def test_the_last_part_of_a_name_is_unambiguous():
 def test_defaults_are_valid_and_documented():
     config = RunConfig({})
     defaults = {name: each.shown_default for name, each in SETTINGS.items() if name in config.values}
-    assert config.values == defaults | {"evaluation.evaluate": "diagnostic", "evaluation.evaluate-clients": 200}
+    automatic = {"aggregation.sampling-rate": 1.0, "evaluation.evaluate": "diagnostic"}
+    assert config.values == defaults | automatic | {"evaluation.evaluate-clients": 200}
     assert all(each.help and each.allowed for each in SETTINGS.values())
 
 
@@ -56,6 +57,42 @@ def test_simulations_of_many_clients_evaluate_a_sample():
     assert sampled(evaluate="private") == sampled(evaluate="off") == sampled(strategy="kfed") == 0
     with pytest.raises(ConfigError, match="evaluate-clients = 30 has no effect"):
         sampled(evaluate="private", **{"evaluate-clients": 30})
+
+
+def test_all_clients_take_part_where_that_is_affordable():
+    """Full participation has the least noise against those who observe it, and costs messages alone."""
+
+    def rate(**values):
+        return RunConfig({name.replace("_", "-"): value for name, value in values.items()}).sampling_rate
+
+    assert rate() == rate(clients=5000) == rate(strategy="fedavg") == 1
+    assert rate(clients=50_000) == rate(clients=50_000, sampling_rate="auto") == 0.1
+    assert rate(sampling_rate=0.3) == 0.3
+    for mechanism in ("banded", "rr-slot", "paper"):  # these take turns, or need the amplification
+        assert rate(mechanism=mechanism) == 0.2
+    assert rate(privacy_unit="none") == 0.2
+    assert rate(strategy="fedavg", privacy_unit="record", samples_per_client=90) == 1
+
+
+def test_the_step_of_the_server_follows_from_public_numbers():
+    def step(**values):
+        return RunConfig({"noise-multiplier": 4.0, **{n.replace("_", "-"): v for n, v in values.items()}}).server_lr
+
+    # the noise of all rounds moves a parameter by 0.3: eta C sigma sqrt(T + 1) / (qM/k) = 0.3
+    config = RunConfig({"noise-multiplier": 4.0})
+    noise = config.plan.noise_multiplier_updates * math.sqrt(81) * 0.3 / 125
+    assert step() * noise == pytest.approx(0.3)
+    assert step(clip_norm=0.6) == pytest.approx(step() / 2)
+    assert step(clients=250) == pytest.approx(step() / 2)
+    assert step(clients=4000) == 4  # where noise is no limit, clipped updates are
+    assert step(server_lr=1.25) == 1.25
+    assert RunConfig({"privacy-unit": "none"}).server_lr == 1
+    assert RunConfig({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}).server_lr == 1
+
+
+def test_the_last_models_are_averaged_under_client_level_privacy():
+    assert RunConfig({}).averaging.last == RunConfig({"clusters": 0}).averaging.last == 0.2
+    assert RunConfig({"average-last": 0}).averaging.last == RunConfig({"privacy-unit": "none"}).averaging.last == 0
 
 
 def test_values_are_coerced_from_strings():
@@ -100,7 +137,7 @@ def test_values_are_coerced_from_strings():
         ({"non-iid-level": math.nan}, ["non-iid-level = nan"]),
         ({"resume": "perhaps"}, ["resume = 'perhaps'"]),
         # qM/k is 0.2 * 500 / 4 = 25
-        ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
+        ({"sampling-rate": 0.2, "rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
         ({"rebalance-min": -1}, ["rebalance-min = -1"]),
         ({"min-clients": 501}, ["min-clients = 501", "exceeds the number of clients (500)"]),
         ({"min-replies": 0.5}, ["min-replies = 0.5", "which repeated requests would reveal"]),
@@ -295,7 +332,7 @@ def test_automatic_evaluation_leaves_errors_to_their_cause():
 def test_the_plan_follows_the_keys():
     config = RunConfig({"clients": 40, "clusters": 2, "rounds": 9, "groups": "2", "epsilon": 3})
     plan = config.plan
-    assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 9, 0.2)
+    assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 9, 1.0)
     assert (plan.epsilon, plan.delta, plan.clip_norm, plan.identifier_share) == (3.0, 1 / 4000, 0.3, 0.04)
     without = RunConfig({"clients": 40, "clusters": 2, "reseed-every": 0, "epsilon": 3, "rounds": 9}).plan
     assert without.noise_multiplier_counts is None  # nobody reads the counts: no privacy is spent on them
@@ -567,12 +604,12 @@ def test_what_own_data_cannot_be_is_refused(wrong, complaint):
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [
-        ({}, "epsilon is 19.5, not 8"),
+        ({"sampling-rate": 0.2}, "epsilon is 19.5, not 8"),
+        ({}, ""),
         ({"mechanism": "banded"}, ""),
         ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.1, "min-separation": 2}, "epsilon is"),
         ({"privacy-unit": "none"}, ""),
         ({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}, ""),
-        ({"sampling-rate": 1.0}, ""),
     ],
 )
 def test_deployed_runs_warn_if_participation_must_be_secret(settings, warned):

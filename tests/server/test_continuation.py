@@ -43,7 +43,17 @@ def setting(path, name):
     return tomllib.loads((path / "config.toml").read_text())["config"][name]
 
 
-@pytest.mark.parametrize("settings", [PUBLIC, {**PRIVATE, "seed": 3}], ids=["none", "client"])
+def test_further_rounds_keep_the_step_size(tmp_path):
+    """It followed from the rounds that were planned first."""
+    run = execute(tmp_path / "run", PRIVATE)
+    first = json.loads((tmp_path / "run" / "privacy.json").read_text())["public_inputs"]["server-lr"]
+    assert first == RunConfig(PRIVATE).server_lr != RunConfig({**PRIVATE, "rounds": 5}).server_lr
+    execute(tmp_path / "run", rounds=5)
+    last = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (run["rounds"], last["charges"], last["public_inputs"]["server-lr"]) == (2, 5, first)
+
+
+@pytest.mark.parametrize("settings", [PUBLIC, {**PRIVATE, "seed": 3, "server-lr": 1.5}], ids=["none", "client"])
 def test_more_rounds_give_the_models_of_a_run_with_as_many(tmp_path, settings):
     execute(tmp_path / "whole", {**settings, "rounds": 5})
     execute(tmp_path / "run", settings)
