@@ -453,10 +453,10 @@ def _guarantee(run: Run) -> list[str]:
             f"probability by a factor of at most e^ε ≈ {factor}, up to an additive δ = {delta}.",
         ]
     visible = run.certificate.get("epsilon_participation_visible")
-    if not run.finished or visible is None and shown is None:
+    if not run.finished or (visible is None and shown is None):
         return paragraphs
     if run.unit == "record":
-        if visible >= run.epsilon:  # less only where a loose bound made epsilon
+        if visible is not None and visible >= run.epsilon:  # less only where a loose bound made epsilon
             paragraphs.append(
                 "This assumes that the adversary does not observe the records of each batch. Against an adversary who "
                 f"does, ε = {formats.epsilon(visible)}."

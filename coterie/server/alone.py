@@ -41,7 +41,7 @@ def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
         return scores
     began = time.perf_counter()
     data, local = federation(config.for_clients()), config.training
-    passes = config.run.rounds * config.aggregation.sampling_rate * local.local_epochs
+    passes = config.run.rounds * config.sampling_rate * local.local_epochs
     epochs = min(max(round(passes), 1), MAX_EPOCHS)
     share = 1.0 if config.privacy.privacy_unit == "record" else 0.1  # DP-SGD takes several times as long
     most = max(_LEAST, int(share * passes * config.data.clients / epochs))

@@ -65,7 +65,7 @@ class Participation:
 
 
 def participations(config: RunConfig) -> list[Participation]:
-    """Return ways to let the clients of a run take part at its budget, those against observers and of least noise first.
+    """Return the ways at the budget of a run: those against observers first, then by noise.
 
     Raises:
         ConfigError: the run has no client-level privacy, or its noise is set.
@@ -97,7 +97,7 @@ def _ways(config: RunConfig) -> Iterator[Participation]:
 
 
 def against_observers(plan: Plan) -> Plan | None:
-    """Return the plan with the least noise whose budget holds against observers of the participation; None: no noise."""
+    """Return the plan with the least noise whose budget holds against observers; None: no noise suffices."""
 
     def cost(noise: float) -> float:
         accountant = VisibleAccountant()
@@ -113,5 +113,3 @@ def _kept(config: RunConfig) -> dict[str, Any]:
     """The settings of the run without those of a mechanism alone."""
     options = {"privacy." + option.replace("_", "-") for plan in PLANS.values() for option in plan.options}
     return {name: value for name, value in config.values.items() if name not in options}
-
-

@@ -342,9 +342,7 @@ def test_a_certificate_for_visible_participation_assumes_no_secret(tmp_path):
     assert "Against an adversary" not in text
     hidden = replace(plan, sampling_rate=0.25, participation="secret", min_separation=2)
     document = certificate({"plan": hidden.terms(), "seed": None}, ledger.charges)
-    assert "Against an adversary who does not" in words(
-        page(make_run(tmp_path / "two", certificate=document))
-    )
+    assert "Against an adversary who does not" in words(page(make_run(tmp_path / "two", certificate=document)))
 
 
 def test_what_others_see_is_not_said_to_cost_less(tmp_path):
