@@ -79,9 +79,8 @@ def test_the_step_of_the_server_follows_from_public_numbers():
         return RunConfig({"noise-multiplier": 4.0, **{n.replace("_", "-"): v for n, v in values.items()}}).server_lr
 
     # the noise of all rounds moves a parameter by 0.3: eta C sigma sqrt(T + 1) / (qM/k) = 0.3
-    config = RunConfig({"noise-multiplier": 4.0})
-    noise = config.plan.noise_multiplier_updates * math.sqrt(81) * 0.3 / 125
-    assert step() * noise == pytest.approx(0.3)
+    noise = 20.0 * math.sqrt(81) * 0.3 / 500
+    assert step(clusters=1, reseed_every=0, noise_multiplier=20.0) * noise == pytest.approx(0.3)
     assert step(clip_norm=0.6) == pytest.approx(step() / 2)
     assert step(clients=250) == pytest.approx(step() / 2)
     assert step(clients=4000) == 4  # where noise is no limit, clipped updates are
