@@ -16,7 +16,7 @@ Config = Mapping[str, Any]
 #: Paths, devices, timeouts and ports: where a run takes place, which does not change what it computes.
 PLACES = frozenset(
     {
-        *("out", "resume", "signed-request", "data-dir", "device", "budget-file", "client-names"),
+        *("out", "resume", "signed-request", "data-dir", "device", "budget-file", "client-names", "train-alone"),
         *("round-timeout", "registration-timeout"),
         *(
             "roster",
