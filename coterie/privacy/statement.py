@@ -168,7 +168,7 @@ class Guarantee(Bounded, ABC):
     def statement(self) -> Statement:
         """For the certificate."""
 
-    def extended(self, terms: Mapping[str, int]) -> Self:
+    def extended(self, terms: Mapping[str, float]) -> Self:
         """Return this plan with more rounds or evaluations, as the charges of a continued run state them."""
         return replace(self, **{name: max(getattr(self, name), value) for name, value in terms.items()})
 
