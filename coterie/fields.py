@@ -292,4 +292,4 @@ GAN_PRECISIONS = ("float32", "bfloat16")
 #: Model that a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")
 #: How a client personalises a released model (client/personal.py).
-PERSONAL_METHODS = ("last-layer", "all", "prior")
+PERSONAL_METHODS = ("last-layer", "all", "prior", "mixture")

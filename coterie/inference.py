@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -200,7 +200,7 @@ class TrainedModels(Sequence[nn.Module]):
         Args:
             records: of the site, with labels.
             cluster: whose model is fitted.
-            method: "last-layer", "all", which takes the step size from the run folder, or "prior".
+            method: "last-layer", "prior", or "all" or "mixture", which take the step size from the run folder.
 
         Raises:
             InferenceError: the method is unknown, the records have no labels, the run's method clusters records, or
@@ -218,28 +218,35 @@ class TrainedModels(Sequence[nn.Module]):
         layout = Layout.of(parameters)
         released = layout.flatten({name: value.detach().numpy() for name, value in parameters.items()})
         shard = Shard(0, 0, records.x, records.y, TestSet(records.x, records.y))
-        training = self._training() if method == "all" else LocalTrainingConfig(1, 1, 1.0)
+        training = self._training(method) if method in ("all", "mixture") else LocalTrainingConfig(1, 1, 1.0)
         rng = np.random.default_rng(0)
         try:
-            own = personalised(module, layout, released[None], [shard], method, training, [rng])[0]
+            own = personalised(module, layout, released[None], [shard], method, training, [rng], self._initial)
         except networks.ModelError as error:
             raise InferenceError(str(error)) from None
         with torch.no_grad():
-            for name, values in layout.split(own).items():
-                parameters[name].copy_(torch.from_numpy(values))
-        module.requires_grad_(False)
+            for name, values in own.layout.split(own.models[0]).items():
+                own.network.get_parameter(name).copy_(torch.from_numpy(values))
+        module = own.network.eval().requires_grad_(False)
+        additive = isinstance(module, Additive)
         modules = [module if index == cluster else other for index, other in enumerate(self._modules)]
-        return TrainedModels(self.folder, self.cards, modules, self.sites, self.names)
+        cards = [replace(card, additive=additive) if card.cluster == cluster else card for card in self.cards]
+        return TrainedModels(self.folder, cards, modules, self.sites, self.names)
 
-    def _training(self) -> LocalTrainingConfig:
-        """Return the hyper-parameters of the run's clients."""
+    def _initial(self) -> npt.NDArray[np.float32]:
+        """Return the public parameters from which a client trains alone."""
+        parameters = networks.initialise(self.card.model, self.input_shape, self.card.num_classes, 0)
+        return Layout.of(parameters).flatten(parameters)
+
+    def _training(self, method: str) -> LocalTrainingConfig:
+        """Return the hyper-parameters of the run's clients, for a method that trains with them."""
         try:
             values = flat(read_config(self.folder.parent)["config"])
             training = TrainingSettings(**{key: values[f"training.{key_of(key)}"] for key in ("lr", "batch_size")})
         except (FileError, KeyError, ConfigError) as error:
             raise InferenceError(
-                f"personalize = 'all' takes lr and batch-size from config.toml of the run folder, which cannot be read "
-                f"({error}); set it to last-layer or prior"
+                f"personalize = {method!r} takes lr and batch-size from config.toml of the run folder, which cannot be "
+                f"read ({error}); set it to last-layer or prior"
             ) from None
         return LocalTrainingConfig(1, training.batch_size, training.lr)
 

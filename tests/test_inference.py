@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 
 import coterie as package
 from coterie.datasets import DataError, Facts, TableSchema, local_records
+from coterie.fields import PERSONAL_METHODS
 from coterie.inference import InferenceError
 from coterie.models import MODELS, initialise
 from coterie.wire.model_card import ModelCard
@@ -173,7 +174,7 @@ def test_a_site_fits_a_released_model_to_its_own_records(trained, sites, coterie
     before = [dict(models[0].state_dict()), models.folder.joinpath("cluster-0.safetensors").read_bytes()]
     own, test = models.read(tmp_path / "own.npz"), models.read(tmp_path / "test.npz")
     hits = {"released": np.mean(models.predict(test.x, 0) == test.y)}
-    for method in ("last-layer", "all", "prior"):
+    for method in PERSONAL_METHODS:
         personal = models.personalised(own, 0, method)
         hits[method] = np.mean(personal.predict(test.x, 0) == test.y)
         again = models.personalised(own, 0, method)
@@ -184,7 +185,7 @@ def test_a_site_fits_a_released_model_to_its_own_records(trained, sites, coterie
         assert status == 0
         labels = [int(row["prediction"]) for row in csv.DictReader(out.splitlines())]
         np.testing.assert_array_equal(labels, personal.predict(test.x, 0))
-    assert min(hits["last-layer"], hits["all"], hits["prior"]) > hits["released"]
+    assert min(hits[method] for method in PERSONAL_METHODS) > hits["released"]
     torch.testing.assert_close(dict(models[0].state_dict()), before[0], rtol=0, atol=0)
     assert models.folder.joinpath("cluster-0.safetensors").read_bytes() == before[1]
     default = coterie("predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz")[1]
@@ -207,14 +208,17 @@ def test_a_model_that_cannot_be_fitted_is_refused_in_one_line(trained, sites, co
     run, file = trained(), sites / "blind-0.npz"
     assert_refused(coterie("predict", run, file, "--personalize", "prior"), "requires --own OWN")
     own = ("--own", sites / "client-0.npz")
-    assert_refused(coterie("predict", run, file, *own, "--personalize", "head"), "it must be last-layer, all, prior")
+    assert_refused(
+        coterie("predict", run, file, *own, "--personalize", "head"), "it must be last-layer, all, prior, mixture"
+    )
     assert_refused(coterie("predict", run, file, "--own", file), "no labels to choose by")
     assert_refused(coterie("predict", run, file, "--own", file, "--cluster", 0), "has no labelled records")
     assert_refused(coterie("predict", run, file, *own, "--cluster", 5), "cluster 5 does not exist")
     bare = package.load(run / "models")
     bare.folder = tmp_path / "models"
-    with pytest.raises(InferenceError, match=r"takes lr and batch-size from config\.toml of the run folder"):
-        bare.personalised(bare.read(sites / "client-0.npz"), 0, "all")
+    for method in ("all", "mixture"):
+        with pytest.raises(InferenceError, match=rf"{method}' takes lr and batch-size from config\.toml of the run"):
+            bare.personalised(bare.read(sites / "client-0.npz"), 0, method)
     numbers = trained(strategy="kfed", clusters=3, rounds=1, privacy_unit=None, sampling_rate=None)
     models = package.load(numbers)
     with pytest.raises(InferenceError, match="trains no model that a site could fit"):

@@ -45,7 +45,8 @@ def predict(
         typer.Option(metavar="OWN", help="Labelled records of this site, to which the model is fitted first."),
     ] = None,
     personalize: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="How: last-layer (default), all or prior; requires --own.")
+        str | None,
+        typer.Option(metavar="METHOD", help="How: last-layer (default), all, prior or mixture; requires --own."),
     ] = None,
     schema: _Schema = None,
     trust_code: _Trust = False,

@@ -260,6 +260,10 @@ class Cohort:  # large: what handlers read of a message, each computed once
         initial = _initial_own(self.layers, *self.model_spec)
         return np.stack([state.get(OWN, initial) for state in self.states])
 
+    def initial(self) -> Vectors:
+        """Return the (D,) public parameters from which a client trains alone."""
+        return self.layers.whole.flatten(networks.initialise(*self.model_spec, 0))
+
     def choose(self) -> Labels:
         """Return the (n,) index of the model with the smallest loss on each client's training data."""
         if len(self.models) == 1:

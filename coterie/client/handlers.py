@@ -298,10 +298,12 @@ def _accuracies_of_own_models(cohort: Cohort, labels: Labels) -> list[dict[str, 
         return [{} for _ in clients]
     released = cohort.layers.join(cohort.models[labels], cohort.own)
     training = cohort.local_training
-    own = personalised(network, layout, released, cohort.shards, request.personalize, training, cohort.rngs())
+    own = personalised(
+        network, layout, released, cohort.shards, request.personalize, training, cohort.rngs(), cohort.initial
+    )
     key = "accuracy" if request.private else "personal-accuracy"
     tests = [_part(shard.test, client.client_id) for client, shard in zip(cohort.clients, cohort.shards, strict=True)]
-    found = [accuracies(network, layout, own[i][None], *tests[i], training.device)[0] for i in clients]
+    found = [accuracies(own.network, own.layout, own.models[i][None], *tests[i], training.device)[0] for i in clients]
     return [{key: float(accuracy)} for accuracy in found]
 
 

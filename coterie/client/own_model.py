@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -17,19 +18,16 @@ from flwr.common.logger import log
 from safetensors.numpy import save
 
 from coterie import __version__
-from coterie import models as networks
 from coterie.client.backend import train
 from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
-from coterie.client.personal import personalised
+from coterie.client.layers import Additive
+from coterie.client.personal import EPOCHS_ALONE, OwnModels, personalised
 from coterie.client.scores import accuracies
 from coterie.datasets import Facts, Shard, facts
 from coterie.files import private_folder, read_object, write_atomic
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.model_card import ModelCard, scaling_of
-
-# Passes over its records of a client that trains alone, for comparison.
-_EPOCHS_ALONE = 40
 
 
 def own_model_folder(folder: str | Path, client_id: int) -> Path:
@@ -66,13 +64,13 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
     one = replace(cohort, clients=[client])
     released = cohort.models[one.choose()]
     rng = np.random.default_rng(client.client_id)
-    own = personalised(network, layout, released, [shard], method, training, [rng])
+    own = personalised(network, layout, released, [shard], method, training, [rng], cohort.initial)
     target = own_model_folder(folder, client.client_id)
     private_folder(target)
-    metadata = {"about": json.dumps(_card(cohort).to_json())}
-    tensors = {name: np.ascontiguousarray(values) for name, values in layout.split(own[0]).items()}
+    metadata = {"about": json.dumps(_card(cohort, own).to_json())}
+    tensors = {name: np.ascontiguousarray(values) for name, values in own.layout.split(own.models[0]).items()}
     write_atomic(target / "cluster-0.safetensors", save(tensors, metadata=metadata), sync=False)
-    figures = _figures(cohort, np.concatenate([released, own]), shard)
+    figures = _figures(cohort, [OwnModels(network, layout, released), own], shard)
     alone = _accuracy_alone(cohort, client.run, shard, target / "alone.json")
     if alone is not None:
         figures += f", {100 * alone:.1f} % by a model trained alone on its records"
@@ -88,12 +86,12 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
     )
 
 
-def _figures(cohort: Cohort, models: np.ndarray, shard: Shard) -> str:
+def _figures(cohort: Cohort, compared: Sequence[OwnModels], shard: Shard) -> str:
     """Return the accuracies of the released and the own model on records that were held out."""
     if shard.test.x is shard.x or not len(shard.test.y):
         return "no records are held out to compare them"
     x, y, device = shard.test.x, shard.test.y, cohort.local_training.device
-    before, after = accuracies(cohort.network, cohort.layers.whole, models, x, y, device)
+    before, after = (accuracies(one.network, one.layout, one.models, x, y, device)[0] for one in compared)
     return f"{100 * before:.1f} % before and {100 * after:.1f} % after, of {len(y)} held-out records"
 
 
@@ -104,11 +102,10 @@ def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float
     if file.exists() and (stored := read_object(file)).get("run") == run:
         return float(stored["accuracy"])
     network, layout = cohort.network, cohort.layers.whole
-    training = replace(cohort.local_training, local_epochs=_EPOCHS_ALONE)
-    name, shape, classes = cohort.model_spec
+    training = replace(cohort.local_training, local_epochs=EPOCHS_ALONE)
     if cohort.request.additive:
         return None
-    drawn = layout.flatten(networks.initialise(name, shape, classes, 0))[None]
+    drawn = cohort.initial()[None]
     trained = drawn + train(network, layout, drawn, [shard], [np.random.default_rng(0)], training)
     x, y, device = shard.test.x, shard.test.y, training.device
     accuracy = float(accuracies(network, layout, trained, x, y, device)[0])
@@ -116,7 +113,7 @@ def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float
     return accuracy
 
 
-def _card(cohort: Cohort) -> ModelCard:
+def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
     """Return the card of a model without any guarantee."""
     data, training = cohort.config.data, cohort.config.training
     known: Facts = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
@@ -130,7 +127,7 @@ def _card(cohort: Cohort) -> ModelCard:
         num_classes=known.num_classes,
         cluster=0,
         clusters=1,
-        additive=cohort.request.additive,
+        additive=isinstance(own.network, Additive),
         columns=known.schema.feature_names if known.schema else known.columns or None,
         table_schema=data.table_schema or None,
         classes=(known.schema.class_names or None) if known.schema else None,

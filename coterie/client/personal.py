@@ -11,48 +11,60 @@ is seen by nobody else. So it costs no privacy as long as it stays at the client
                 of equal ones (Saerens et al. 2002, Neural Computation 14(1))
 ==============  =======================================================================================================
 
-The candidates for c and for the number of epochs are public. A client takes the one with the fewest errors on records
+The candidates for c, w and the number of epochs are public. A client takes the one with the fewest errors on records
 that it was not fitted to, in five folds of its own records, and keeps the released model unless one has fewer. The
 candidates and a were chosen on validation clients (docs/methods.md).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from coterie.client.backend import train
+from coterie.client.heads import Head, Matrix, Vectors, features_of, fit_head
 from coterie.client.layers import Additive
-from coterie.client.scores import accuracies, losses
+from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
-from coterie.models.errors import ModelError
-from coterie.models.last_layer import check_personal, last_layer
+from coterie.models.last_layer import check_personal
 from coterie.wire.messages import Layout
-
-Vectors = npt.NDArray[np.float32]
-_Matrix = npt.NDArray[np.float64]
 
 #: c of ``last-layer``: candidates for the weight of the distance to the released layer, against a sum of losses.
 HEAD_PENALTIES = (100.0, 10.0)
 #: Candidates for the passes over a client's records of ``all``, and their step size, as a share of that of training.
 EPOCHS, STEP_SHARE = (1, 5, 20), 0.1
+#: Passes over its records of a client that trains a model alone.
+EPOCHS_ALONE = 40
+#: w of ``mixture``: candidates for the weight of the released model. Of equal ones, the first is taken.
+WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: a of ``prior``: records that are added to those of each class.
 SMOOTHING = 2.0
 
 # Parts of a client's records that judge the candidates in turn.
 _FOLDS = 5
-# Steps of the optimiser; it usually stops earlier.
-_STEPS = 200
-# Examples per forward pass; bounds memory.
-_CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class OwnModels:
+    """Models of clients' own.
+
+    Attributes:
+        network: the released network, or of ``mixture`` the sum of two of it.
+        layout: of its parameters.
+        models: (n, D) float32 parameters.
+    """
+
+    network: nn.Module
+    layout: Layout
+    models: Vectors
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,8 @@ def personalised(
     method: str,
     training: LocalTrainingConfig,
     rngs: Sequence[np.random.Generator],
-) -> Vectors:
+    initial: Callable[[], Vectors],
+) -> OwnModels:
     """Return each client's own model.
 
     Args:
@@ -84,26 +97,25 @@ def personalised(
         method: one of :data:`~coterie.fields.PERSONAL_METHODS`.
         training: hyper-parameters of the clients' training.
         rngs: n generators, for folds and for the order of examples.
-
-    Returns:
-        (n, d) float32 parameters.
+        initial: returns the (d,) public parameters from which a client trains alone.
 
     Raises:
         ModelError: the network or the targets do not support the method.
     """
+    if method == "mixture":
+        return _mixtures(network, layout, released, shards, training, rngs, initial())
     own = np.array(released, np.float32)
-    some = [i for i, shard in enumerate(shards) if len(shard.y) > 1]
+    result = OwnModels(network, layout, own)
+    some = _with_records(shards)
     if not some:
-        return own
+        return result
     classes = not np.issubdtype(shards[some[0]].y.dtype, np.floating)
     check_personal(network, method, classes=classes)
     if method == "prior":
         for i in some:
-            parameters = layout.split(own[i])  # views
-            head = _Head.of(network, parameters)
-            _features(network, parameters, shards[i].x[:1], head.name)  # checks that its outputs are the network's
+            head = _checked_head(network, layout, own[i], shards[i])
             head.bias[...] += prior_shift(shards[i].y, len(head.bias))
-        return own
+        return result
     fits = [_Fit(own[i], shards[i], 0, rngs[i]) for i in some]
     fitter = _fitted_heads if method == "last-layer" else _trained
     candidates: tuple[float, ...] = HEAD_PENALTIES if method == "last-layer" else EPOCHS
@@ -111,7 +123,7 @@ def personalised(
     def fit(chosen: Sequence[_Fit]) -> Vectors:
         return fitter(network, layout, chosen, training)
 
-    def loss(models: Vectors, held_out: Sequence[Shard]) -> _Matrix:
+    def loss(models: Vectors, held_out: Sequence[Shard]) -> Matrix:
         score = _share_of_errors if classes else losses
         pairs = zip(models, held_out, strict=True)
         return np.array([score(network, layout, one[None], [shard], training.device)[0, 0] for one, shard in pairs])
@@ -122,12 +134,25 @@ def personalised(
         for (i, _), model in zip(moved, fit([chosen for _, chosen in moved]), strict=True):
             if np.isfinite(model).all():
                 own[i] = model
-    return own
+    return result
+
+
+def _with_records(shards: Sequence[Shard]) -> list[int]:
+    """Return the clients that have records to fit a model to, and others to judge it by."""
+    return [i for i, shard in enumerate(shards) if len(shard.y) > 1]
+
+
+def _checked_head(network: nn.Module, layout: Layout, model: Vectors, shard: Shard) -> Head:
+    """Return views of the last layer of a (d,) model, whose outputs are those of the network."""
+    parameters = layout.split(model)
+    head = Head.of(network, parameters)
+    features_of(network, parameters, shard.x[:1], head.name)
+    return head
 
 
 def _share_of_errors(
     network: nn.Module, layout: Layout, models: Vectors, shards: Sequence[Shard], device: str
-) -> _Matrix:
+) -> Matrix:
     return np.stack([1 - accuracies(network, layout, models, shard.x, shard.y, device) for shard in shards])
 
 
@@ -135,29 +160,46 @@ def _cross_validated(
     fits: Sequence[_Fit],
     candidates: Sequence[float],
     fit: Callable[[Sequence[_Fit]], Vectors],
-    loss: Callable[[Vectors, Sequence[Shard]], _Matrix],
+    loss: Callable[[Vectors, Sequence[Shard]], Matrix],
 ) -> list[_Fit | None]:
     """Return each client's fit with the candidate of least loss on records that it was not fitted to.
 
     None: no candidate is better than the released model.
     """
-    parts = [(i, rest, apart) for i, one in enumerate(fits) for rest, apart in _folds(one)]
-    owner = np.array([i for i, _, _ in parts])
-    held_out = [apart for _, _, apart in parts]
-    sizes = np.array([len(shard.y) for shard in held_out])
+    folds = _Folds.of(fits)
 
-    def total(models: Vectors) -> _Matrix:
-        sums = np.bincount(owner, weights=loss(models, held_out) * sizes, minlength=len(fits))
-        return np.asarray(np.round(sums, 6))  # equal numbers of errors are equal
+    def total(models: Vectors) -> Matrix:
+        return folds.totals(loss(models, folds.held_out))
 
-    least = total(np.stack([fits[i].released for i in owner]))
+    least = total(np.stack([part.released for part in folds.parts]))
     best: list[_Fit | None] = [None] * len(fits)
     for candidate in candidates:
-        found = total(fit([replace(fits[i], shard=rest, candidate=candidate) for i, rest, _ in parts]))
+        found = total(fit([replace(part, candidate=candidate) for part in folds.parts]))
         for i in np.flatnonzero(found < least).tolist():
             best[i] = replace(fits[i], candidate=candidate)
         least = np.minimum(least, found)
     return best
+
+
+@dataclass(frozen=True)
+class _Folds:
+    """Parts of clients' records: the client of each, fits to the other records, and the records held out."""
+
+    owner: npt.NDArray[np.int64]
+    parts: list[_Fit]
+    held_out: list[Shard]
+
+    @classmethod
+    def of(cls, fits: Sequence[_Fit]) -> _Folds:
+        """The parts of all clients, each record being held out once."""
+        parts = [(i, rest, apart) for i, fit in enumerate(fits) for rest, apart in _folds(fit)]
+        owner = np.array([i for i, _, _ in parts])
+        return cls(owner, [replace(fits[i], shard=rest) for i, rest, _ in parts], [apart for _, _, apart in parts])
+
+    def totals(self, losses: Matrix) -> Matrix:
+        """Return each client's sum of the mean losses of its parts, times their records."""
+        sizes = np.array([len(shard.y) for shard in self.held_out])
+        return np.asarray(np.round(np.bincount(self.owner, weights=losses * sizes), 6))  # equal numbers are equal
 
 
 def _folds(fit: _Fit) -> list[tuple[Shard, Shard]]:
@@ -187,13 +229,102 @@ def _fitted_heads(network: nn.Module, layout: Layout, fits: Sequence[_Fit], trai
     result = np.stack([fit.released for fit in fits])
     for vector, fit in zip(result, fits, strict=True):
         parameters = layout.split(vector)  # views
-        head = _Head.of(network, parameters)
-        features, offset = _features(network, parameters, fit.shard.x, head.name)
+        head = Head.of(network, parameters)
+        features, offset = features_of(network, parameters, fit.shard.x, head.name)
         fit_head(head, features, offset, fit.shard.y, fit.candidate)
     return result
 
 
-def prior_shift(y: npt.NDArray[Any], num_classes: int, smoothing: float = SMOOTHING) -> _Matrix:
+def _mixtures(
+    network: nn.Module,
+    layout: Layout,
+    released: Vectors,
+    shards: Sequence[Shard],
+    training: LocalTrainingConfig,
+    rngs: Sequence[np.random.Generator],
+    initial: Vectors,
+) -> OwnModels:
+    """Return sums of a released model and one that the client trained alone, with weights in their last layers."""
+    check_personal(network, "mixture", classes=True, additive=isinstance(network, Additive))
+    mixed = [_mixed(network, layout, one, initial, 1.0) for one in released]
+    some = _with_records(shards)
+    if some:
+        _checked_head(network, layout, released[some[0]].copy(), shards[some[0]])
+        fits = [_Fit(released[i], shards[i], 0, rngs[i]) for i in some]
+        for i, model in zip(some, _best_mixtures(network, layout, fits, training, initial), strict=True):
+            mixed[i] = model
+    both = sum_of_two(network)
+    return OwnModels(both, Layout.of(dict(both.named_parameters())), np.stack(mixed))
+
+
+def _best_mixtures(
+    network: nn.Module, layout: Layout, fits: Sequence[_Fit], training: LocalTrainingConfig, initial: Vectors
+) -> list[Vectors]:
+    """Return each client's mixture with the fewest errors on records that neither of its models was fitted to."""
+    folds, clients = _Folds.of(fits), len(fits)
+    everything = [*folds.parts, *fits]
+    start = np.tile(initial, (len(everything), 1))
+    config = replace(training, local_epochs=EPOCHS_ALONE)
+    alone = start + train(
+        network, layout, start, [fit.shard for fit in everything], [fit.rng for fit in everything], config
+    )
+    released = np.stack([fit.released for fit in everything])
+
+    def held_out(models: Vectors) -> list[Matrix]:
+        pairs = zip(models, folds.held_out, strict=False)  # models of all records follow those of parts
+        return [outputs(network, layout, one[None], shard, training.device)[0] for one, shard in pairs]
+
+    outputs_alone = held_out(alone)
+    best = [_mixed(network, layout, fit.released, initial, 1.0) for fit in fits]
+    least = np.full(clients, np.inf)
+    for penalty in (None, *HEAD_PENALTIES):
+        shared = released
+        if penalty is not None:
+            shared = _fitted_heads(network, layout, [replace(fit, candidate=penalty) for fit in everything], training)
+        outputs_shared = held_out(shared)
+        for weight in WEIGHTS:
+            pairs = zip(outputs_shared, outputs_alone, folds.held_out, strict=True)
+            found = folds.totals(np.array([_error(_weighted(a, b, weight), s.y) for a, b, s in pairs]))
+            for i in np.flatnonzero(found < least).tolist():
+                best[i] = _mixed(network, layout, shared[i - clients], alone[i - clients], weight)
+            least = np.minimum(least, found)
+    return best
+
+
+def _weighted(first: Matrix, second: Matrix, weight: float) -> Matrix:
+    """Return a weighted mean; a term of weight 0 need not be finite."""
+    if weight in (0, 1):
+        return first if weight else second
+    return weight * first + (1 - weight) * second
+
+
+def _error(out: Matrix, y: npt.NDArray[Any]) -> float:
+    """Return the share of errors of (n, K) logits, or the mean squared error of outputs for real targets."""
+    if not np.isfinite(out).all():
+        return np.inf
+    wrong = (out.reshape(len(y)) - y) ** 2 if np.issubdtype(y.dtype, np.floating) else out.argmax(axis=1) != y
+    return float(wrong.mean())
+
+
+def _mixed(network: nn.Module, layout: Layout, released: Vectors, alone: Vectors, weight: float) -> Vectors:
+    """Return the (2 d,) parameters of :func:`sum_of_two`, whose output is weight times one, 1 - weight the other."""
+    both = np.stack([released, alone])
+    for model, share in zip(both, (weight, 1 - weight), strict=True):
+        if not share:
+            model[...] = 0
+        head = Head.of(network, layout.split(model))  # views
+        head.weight[...] *= share
+        head.bias[...] *= share
+    return both.reshape(-1)
+
+
+@lru_cache(maxsize=4)
+def sum_of_two(network: nn.Module) -> Additive:
+    """Return a network that adds the outputs of two copies of a network."""
+    return Additive(copy.deepcopy(network), copy.deepcopy(network))
+
+
+def prior_shift(y: npt.NDArray[Any], num_classes: int, smoothing: float = SMOOTHING) -> Matrix:
     """Return (K,) numbers to add to logits: log of the smoothed share of each class, minus that of equal shares.
 
     Args:
@@ -203,92 +334,3 @@ def prior_shift(y: npt.NDArray[Any], num_classes: int, smoothing: float = SMOOTH
     """
     counts = np.bincount(y, minlength=num_classes) + smoothing
     return np.asarray(np.log(counts / counts.sum()) + np.log(num_classes))
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The last linear layer of one model: its name, and views of its (K, F) weight and (K,) bias."""
-
-    name: str
-    weight: Vectors
-    bias: Vectors
-
-    @classmethod
-    def of(cls, network: nn.Module, parameters: dict[str, Any]) -> _Head:
-        """The layer among these parameters; a layer without bias has an empty one."""
-        name = last_layer(network)
-        bias = parameters.get(f"{name}.bias".lstrip("."), np.zeros(0, np.float32))
-        return cls(name, parameters[f"{name}.weight".lstrip(".")], bias)
-
-
-@torch.no_grad()
-def _features(
-    network: nn.Module, parameters: dict[str, Any], x: npt.NDArray[Any], head: str
-) -> tuple[_Matrix, _Matrix | float]:
-    """Return the (n, F) inputs of the last layer, and (n, K) outputs that do not depend on it, or 0.
-
-    Raises:
-        ModelError: the outputs of the network are not those of its last layer.
-    """
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
-    totals: list[Tensor] = []
-
-    def keep(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        inputs.append(given[0])
-        outputs.append(output)
-
-    values = {name: torch.as_tensor(value) for name, value in parameters.items()}
-    with_hook = network.get_submodule(head).register_forward_hook(keep)
-    try:
-        for begin in range(0, len(x), _CHUNK):
-            totals.append(functional_call(network, values, (torch.as_tensor(x[begin : begin + _CHUNK]),)))
-    finally:
-        with_hook.remove()
-    features, logits, total = (torch.cat(parts).double() for parts in (inputs, outputs, totals))
-    offset = total.reshape(len(x), -1) - logits if logits.shape[0] == len(x) and logits.dim() == 2 else None
-    if offset is None or (not isinstance(network, Additive) and offset.abs().max() > 1e-4 * (1 + logits.abs().max())):
-        raise ModelError(
-            f"this personalize requires a network that outputs what its last layer computes, but "
-            f"{type(network).__name__} processes it further; set personalize to all or none"
-        )
-    return features.numpy(), offset.numpy() if isinstance(network, Additive) else 0.0
-
-
-def fit_head(head: _Head, features: _Matrix, offset: _Matrix | float, y: npt.NDArray[Any], penalty: float) -> None:
-    """Fit a last layer to a client's records, in place.
-
-    Args:
-        head: the released layer.
-        features: (n, F) inputs of the layer.
-        offset: (n, K) numbers that are added to its outputs, or 0.
-        y: (n,) labels, or real targets.
-        penalty: c, the weight of the squared distance to the released layer.
-    """
-    from scipy.optimize import minimize
-
-    shape, biased = head.weight.shape, len(head.bias) > 0
-    start = np.concatenate([head.weight.ravel(), head.bias]).astype(np.float64)
-    rows = np.arange(len(y))
-
-    def objective(vector: _Matrix) -> tuple[float, _Matrix]:
-        weight, bias = vector[: head.weight.size].reshape(shape), vector[head.weight.size :]
-        outputs = features @ weight.T + (bias if biased else 0) + offset
-        if np.issubdtype(y.dtype, np.floating):
-            slope = outputs - y[:, None]
-            loss = float((slope**2).sum())
-            slope = 2 * slope
-        else:
-            outputs -= outputs.max(axis=1, keepdims=True)
-            slope = np.exp(outputs)
-            sums = slope.sum(axis=1, keepdims=True)
-            loss = float(np.log(sums).sum() - outputs[rows, y].sum())
-            slope /= sums
-            slope[rows, y] -= 1
-        moved = vector - start
-        gradient = np.concatenate([(slope.T @ features).ravel(), slope.sum(axis=0) if biased else np.zeros(0)])
-        return loss + penalty / 2 * float(moved @ moved), gradient + penalty * moved
-
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
-    head.weight[...] = found[: head.weight.size].reshape(shape)
-    head.bias[...] = found[head.weight.size :]

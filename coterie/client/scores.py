@@ -46,6 +46,14 @@ def example_losses(
 
 
 @torch.no_grad()
+def outputs(
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
+) -> list[npt.NDArray[np.float64]]:
+    """Return every model's outputs for the examples of one client, which has some."""
+    return _per_example(model, layout, models, shard.x, shard.y, device, lambda output, _: output)
+
+
+@torch.no_grad()
 def accuracies(
     model: nn.Module,
     layout: Layout,

@@ -16,13 +16,14 @@ def last_layer(network: nn.Module) -> str:
     return names[-1]
 
 
-def check_personal(network: nn.Module, method: str, *, classes: bool) -> None:
+def check_personal(network: nn.Module, method: str, *, classes: bool, additive: bool = False) -> None:
     """Check that clients can personalise a network.
 
     Args:
         network: the network.
         method: one of :data:`~coterie.fields.PERSONAL_METHODS`.
         classes: whether targets are classes, not real numbers.
+        additive: whether clients receive sums of two such networks.
 
     Raises:
         ModelError: they cannot.
@@ -31,6 +32,11 @@ def check_personal(network: nn.Module, method: str, *, classes: bool) -> None:
 
     if method == "all":
         return
+    if method == "mixture" and additive:
+        raise ModelError(
+            "personalize = 'mixture' adds two networks, but the models of this method are sums of two already; set "
+            "personalize to last-layer, all or prior"
+        )
     if method == "prior" and not classes:
         raise ModelError(
             "personalize = 'prior' corrects for shares of classes, but these targets are real numbers; set personalize "

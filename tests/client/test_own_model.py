@@ -160,6 +160,14 @@ def test_the_model_that_suits_the_records_best_is_fitted(tmp_path):
     assert sorted(moved.tolist())[0] == 0 < max(moved)
 
 
+def test_a_mixture_is_kept_as_the_sum_of_two_networks(tmp_path):
+    ask(tmp_path / "on", "evaluate", personalize="mixture")
+    models = coterie.load(own_model.own_model_folder(tmp_path / "on", 2))
+    assert models.card.additive
+    data = np.load(tmp_path / "data.npz")
+    assert np.mean(models.predict(models.read(tmp_path / "data.npz").x, 0) == data["y"]) > 0.9
+
+
 def test_audit_log_and_other_files_are_those_without(tmp_path):
     for folder, node in ((tmp_path / "off", {}), (tmp_path / "on", {"personalize": "all"})):
         ask(folder, "train with DP-SGD", **node)

@@ -10,10 +10,12 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client import personal
+from coterie.client.backend import train
 from coterie.client.handlers import handle
+from coterie.client.heads import Head, features_of, fit_head
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
-from coterie.client.personal import fit_head, personalised, prior_shift
+from coterie.client.personal import EPOCHS_ALONE, personalised, prior_shift
 from coterie.client.scores import accuracies
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
@@ -40,7 +42,7 @@ def shard(x, y):
 def fitted(network, released, shards, method):
     layout = Layout.of(dict(network.named_parameters()))
     rngs = [np.random.default_rng(i) for i in range(len(shards))]
-    return personalised(network, layout, released, shards, method, TRAINING, rngs)
+    return personalised(network, layout, released, shards, method, TRAINING, rngs, lambda: released[0]).models
 
 
 def vector_of(network):
@@ -73,7 +75,7 @@ def test_the_prior_of_a_sum_of_networks_moves_its_outputs_once():
 
 
 def head(weight, bias):
-    return personal._Head("", np.array(weight, np.float32), np.array(bias, np.float32))
+    return Head("", np.array(weight, np.float32), np.array(bias, np.float32))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 10.0])
@@ -111,12 +113,12 @@ def test_the_features_are_what_the_last_layer_gets():
     network = networks.build("cnn-tiny", (1, 8, 8), 10)
     x = np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32)
     parameters = {name: value.detach().numpy() for name, value in network.named_parameters()}
-    features, offset = personal._features(network, parameters, x, "output")
+    features, offset = features_of(network, parameters, x, "output")
     outputs = features @ parameters["output.weight"].T + parameters["output.bias"] + offset
     np.testing.assert_allclose(outputs, network(torch.as_tensor(x)).detach().numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", PERSONAL_METHODS)
+@pytest.mark.parametrize("method", ["last-layer", "all", "prior"])
 def test_released_models_stay_as_they_are_and_clients_without_records_keep_them(method):
     network = networks.build("mlp-32", (4,), 3)
     rng = np.random.default_rng(0)
@@ -147,12 +149,18 @@ def test_a_client_alone_has_the_model_that_it_has_among_others():
     rng = np.random.default_rng(0)
     shards = [shard(rng.normal(size=(n, 4)), rng.integers(2, size=n)) for n in (8, 25)]
     layout, released = Layout.of(dict(network.named_parameters())), np.tile(vector_of(network), (2, 1))
+
+    def initial():
+        return released[0]
+
     for method in PERSONAL_METHODS:
         both = personalised(
-            network, layout, released, shards, method, TRAINING, [np.random.default_rng(i) for i in range(2)]
+            network, layout, released, shards, method, TRAINING, [np.random.default_rng(i) for i in range(2)], initial
         )
-        alone = personalised(network, layout, released[1:], shards[1:], method, TRAINING, [np.random.default_rng(1)])
-        np.testing.assert_allclose(both[1:], alone, atol=1e-5)
+        alone = personalised(
+            network, layout, released[1:], shards[1:], method, TRAINING, [np.random.default_rng(1)], initial
+        )
+        np.testing.assert_allclose(both.models[1:], alone.models, atol=1e-5)
 
 
 def test_ridge_regression_towards_the_released_line():
@@ -161,6 +169,104 @@ def test_ridge_regression_towards_the_released_line():
     y = (2 * x[:, 0] + 1).astype(np.float32)
     own = fitted(network, np.zeros((1, 2), np.float32), [shard(x, y)], "last-layer")
     np.testing.assert_allclose(own, [[2, 1]], atol=0.05)
+
+
+def problem(rows, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 4)).astype(np.float32)
+    y = x[:, :classes].argmax(axis=1)
+    return shard(x, y)
+
+
+def mixed(network, released, shards, initial):
+    layout = Layout.of(dict(network.named_parameters()))
+    rngs = [np.random.default_rng(i) for i in range(len(shards))]
+    before = released.copy(), [s.x.copy() for s in shards]
+    own = personalised(network, layout, released, shards, "mixture", TRAINING, rngs, lambda: initial)
+    np.testing.assert_array_equal(released, before[0])
+    assert own.models.dtype == np.float32
+    assert own.models.shape == (len(shards), 2 * layout.size)
+    return own
+
+
+def hits(own, i, s):
+    return accuracies(own.network, own.layout, own.models[i][None], s.x, s.y)[0]
+
+
+def outputs_of(network, vector, x):
+    layout = Layout.of(dict(network.named_parameters()))
+    values = {name: torch.as_tensor(value) for name, value in layout.split(vector).items()}
+    return torch.func.functional_call(network, values, (torch.as_tensor(x),)).detach().numpy()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("model", ["mlp-32", "linear", "cnn-tiny", "bare"])
+def test_the_logits_of_a_mixture_are_the_weighted_mean_of_both(model, weight):
+    shape = (1, 8, 8) if model == "cnn-tiny" else (4,)
+    network = nn.Linear(4, 3, bias=False) if model == "bare" else networks.build(model, shape, 3)
+    layout = Layout.of(dict(network.named_parameters()))
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, layout.size)).astype(np.float32) / 3
+    x = rng.normal(size=(5, *shape)).astype(np.float32)
+    vector = personal._mixed(network, layout, first, second, weight)
+    expected = weight * outputs_of(network, first, x) + (1 - weight) * outputs_of(network, second, x)
+    np.testing.assert_allclose(outputs_of(personal.sum_of_two(network), vector, x), expected, atol=1e-4)
+
+
+def test_a_mixture_learns_alone_what_the_released_model_does_not_know():
+    network = networks.build("mlp-32", (4,), 3)
+    initial = vector_of(network)
+    own = mixed(network, np.zeros((1, len(initial)), np.float32), [problem(200)], initial)
+    alone = replace(TRAINING, local_epochs=EPOCHS_ALONE)
+    layout = Layout.of(dict(network.named_parameters()))
+    trained = initial + train(network, layout, initial[None], [problem(200)], [np.random.default_rng(0)], alone)
+    test = problem(500, seed=1)
+    (expected,) = accuracies(network, layout, trained, test.x, test.y)
+    assert hits(own, 0, test) > max(0.9, expected - 0.03)
+
+
+def test_a_mixture_keeps_a_released_model_without_errors():
+    network = nn.Linear(4, 3, bias=False)
+    released = np.eye(3, 4, dtype=np.float32).reshape(1, -1)
+    own = mixed(network, released, [problem(30)], np.zeros(12, np.float32))
+    np.testing.assert_array_equal(own.models[0, :12], released[0])
+    assert not own.models[0, 12:].any()
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_client_with_less_than_two_records_keeps_the_released_model_in_a_mixture(rows):
+    network = networks.build("mlp-32", (4,), 3)
+    own = mixed(network, vector_of(network)[None], [problem(rows)], vector_of(network))
+    x = problem(9).x
+    expected = outputs_of(network, vector_of(network), x)
+    np.testing.assert_allclose(outputs_of(own.network, own.models[0], x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("broken", ["released", "initial"])
+def test_a_mixture_of_a_broken_model_is_the_other_one(broken):
+    network = networks.build("mlp-32", (4,), 3)
+    released, initial = vector_of(network)[None].copy(), vector_of(network)
+    (released if broken == "released" else initial)[...] = np.nan
+    own = mixed(network, released, [problem(40)], initial)
+    assert np.isfinite(outputs_of(own.network, own.models[0], problem(9).x)).all()
+
+
+def test_a_mixture_averages_real_outputs():
+    network = networks.build("regression", (1,), 0)
+    x = np.linspace(-3, 3, 200, dtype=np.float32)[:, None]
+    data = shard(x, (2 * x[:, 0] + 1).astype(np.float32))
+    own = mixed(network, np.array([[0, 5]], np.float32), [data], np.zeros(2, np.float32))
+    assert hits(own, 0, data) > 0.99
+
+
+def test_a_sum_of_networks_is_not_mixed_again():
+    network = Additive(networks.build("linear", (4,), 3), networks.build("linear", (4,), 3))
+    with pytest.raises(ModelError, match="sums of two already; set personalize to last-layer"):
+        mixed(network, vector_of(network)[None], [problem(9)], vector_of(network))
+    config = RunConfig({"strategy": "fedcam", "personalize": "mixture", "privacy-unit": "none"})
+    sent = Layout.of({"global.a": np.zeros(10_000), "cluster.a": np.zeros(10_000)})
+    with pytest.raises(ConfigError, match="sums of two already"):
+        check_personal(config, sent)
 
 
 class _Softmax(nn.Module):
@@ -177,6 +283,7 @@ class _Softmax(nn.Module):
     [
         (networks.build("regression", (2,), 0), "prior", False, "targets are real numbers"),
         (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "last-layer", True, "is Conv2d"),
+        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "mixture", True, "is Conv2d"),
         (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "prior", True, "whose last layer is linear"),
         (nn.Sequential(nn.Linear(4, 3, bias=False)), "prior", True, "moves the bias"),
     ],
@@ -188,7 +295,7 @@ def test_networks_that_cannot_be_personalised_are_refused_in_one_line(network, m
     assert "set personalize to" in str(raised.value)
 
 
-@pytest.mark.parametrize("method", ["last-layer", "prior"])
+@pytest.mark.parametrize("method", ["last-layer", "prior", "mixture"])
 def test_a_network_that_processes_the_outputs_of_its_last_layer_is_refused(method):
     network = _Softmax()
     with pytest.raises(ModelError, match="_Softmax processes it further"):
@@ -202,7 +309,7 @@ def test_a_network_that_processes_the_outputs_of_its_last_layer_is_refused(metho
         ({"strategy": "kfed"}, False, "clusters records"),
         ({"evaluate": "diagnostic"}, True, "only under noise"),
         ({"privacy-unit": "none"}, True, "node configurations"),
-        ({"personalize": "head"}, False, "must be none, last-layer, all, prior"),
+        ({"personalize": "head"}, False, "must be none, last-layer, all, prior, mixture"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, deployed, text):
