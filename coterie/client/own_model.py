@@ -18,11 +18,10 @@ from flwr.common.logger import log
 from safetensors.numpy import save
 
 from coterie import __version__
-from coterie.client.backend import train
 from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
-from coterie.client.personal import EPOCHS_ALONE, OwnModels, personalised
+from coterie.client.personal import OwnModels, personalised, trained_alone
 from coterie.client.scores import accuracies
 from coterie.datasets import Facts, Shard, facts
 from coterie.files import private_folder, read_object, write_atomic
@@ -102,11 +101,10 @@ def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float
     if file.exists() and (stored := read_object(file)).get("run") == run:
         return float(stored["accuracy"])
     network, layout = cohort.network, cohort.layers.whole
-    training = replace(cohort.local_training, local_epochs=EPOCHS_ALONE)
     if cohort.request.additive:
         return None
-    drawn = cohort.initial()[None]
-    trained = drawn + train(network, layout, drawn, [shard], [np.random.default_rng(0)], training)
+    training, rng = cohort.local_training, np.random.default_rng(0)
+    trained = trained_alone(network, layout, cohort.initial(), [shard], [rng], training)
     x, y, device = shard.test.x, shard.test.y, training.device
     accuracy = float(accuracies(network, layout, trained, x, y, device)[0])
     write_atomic(file, json.dumps({"run": run, "accuracy": accuracy}).encode(), sync=False)

@@ -12,7 +12,8 @@ is seen by nobody else. So it costs no privacy as long as it stays at the client
 ==============  =======================================================================================================
 
 The candidates for c, w and the number of epochs are public. A client takes the one with the fewest errors on records
-that it was not fitted to, in five folds of its own records, and keeps the released model unless one has fewer. The
+that it was not fitted to, in five folds of its own records, and keeps the released model unless one has fewer; for
+``mixture`` with the least squared error of probabilities (Brier's), which tells more about close candidates. The
 candidates and a were chosen on validation clients (docs/methods.md).
 """
 
@@ -41,8 +42,8 @@ from coterie.wire.messages import Layout
 HEAD_PENALTIES = (100.0, 10.0)
 #: Candidates for the passes over a client's records of ``all``, and their step size, as a share of that of training.
 EPOCHS, STEP_SHARE = (1, 5, 20), 0.1
-#: Passes over its records of a client that trains a model alone.
-EPOCHS_ALONE = 40
+#: Passes over its records of a client that trains a model alone, with the step size of training, and with the share.
+EPOCHS_ALONE, LAST_EPOCHS = 30, 10
 #: w of ``mixture``: candidates for the weight of the released model. Of equal ones, the first is taken.
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: a of ``prior``: records that are added to those of each class.
@@ -260,14 +261,11 @@ def _mixtures(
 def _best_mixtures(
     network: nn.Module, layout: Layout, fits: Sequence[_Fit], training: LocalTrainingConfig, initial: Vectors
 ) -> list[Vectors]:
-    """Return each client's mixture with the fewest errors on records that neither of its models was fitted to."""
+    """Return each client's mixture with the least squared error on records that neither of its models was fitted to."""
     folds, clients = _Folds.of(fits), len(fits)
     everything = [*folds.parts, *fits]
-    start = np.tile(initial, (len(everything), 1))
-    config = replace(training, local_epochs=EPOCHS_ALONE)
-    alone = start + train(
-        network, layout, start, [fit.shard for fit in everything], [fit.rng for fit in everything], config
-    )
+    shards, rngs = [fit.shard for fit in everything], [fit.rng for fit in everything]
+    alone = trained_alone(network, layout, initial, shards, rngs, training)
     released = np.stack([fit.released for fit in everything])
 
     def held_out(models: Vectors) -> list[Matrix]:
@@ -291,6 +289,31 @@ def _best_mixtures(
     return best
 
 
+def trained_alone(
+    network: nn.Module,
+    layout: Layout,
+    initial: Vectors,
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    training: LocalTrainingConfig,
+) -> Vectors:
+    """Return (n, d) models that n clients train from public parameters, each on its own records, with small last steps.
+
+    Args:
+        network: the network; its parameters are not used.
+        layout: of its parameters.
+        initial: (d,) parameters.
+        shards: the clients' data.
+        rngs: n generators, for the order of examples.
+        training: hyper-parameters of the clients' training, but for epochs.
+    """
+    models = np.tile(initial, (len(shards), 1))
+    for epochs, share in ((EPOCHS_ALONE, 1.0), (LAST_EPOCHS, STEP_SHARE)):
+        config = replace(training, local_epochs=epochs, lr=share * training.lr)
+        models += train(network, layout, models, shards, rngs, config)
+    return models
+
+
 def _weighted(first: Matrix, second: Matrix, weight: float) -> Matrix:
     """Return a weighted mean; a term of weight 0 need not be finite."""
     if weight in (0, 1):
@@ -299,11 +322,15 @@ def _weighted(first: Matrix, second: Matrix, weight: float) -> Matrix:
 
 
 def _error(out: Matrix, y: npt.NDArray[Any]) -> float:
-    """Return the share of errors of (n, K) logits, or the mean squared error of outputs for real targets."""
+    """Return the mean squared error of outputs for real targets, or of the probabilities of (n, K) logits (Brier)."""
     if not np.isfinite(out).all():
         return np.inf
-    wrong = (out.reshape(len(y)) - y) ** 2 if np.issubdtype(y.dtype, np.floating) else out.argmax(axis=1) != y
-    return float(wrong.mean())
+    if np.issubdtype(y.dtype, np.floating):
+        return float(((out.reshape(len(y)) - y) ** 2).mean())
+    errors = np.exp(out - out.max(axis=1, keepdims=True))
+    errors /= errors.sum(axis=1, keepdims=True)
+    errors[np.arange(len(y)), y] -= 1
+    return float((errors**2).sum(axis=1).mean())
 
 
 def _mixed(network: nn.Module, layout: Layout, released: Vectors, alone: Vectors, weight: float) -> Vectors:

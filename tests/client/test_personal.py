@@ -10,12 +10,11 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client import personal
-from coterie.client.backend import train
 from coterie.client.handlers import handle
 from coterie.client.heads import Head, features_of, fit_head
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
-from coterie.client.personal import EPOCHS_ALONE, personalised, prior_shift
+from coterie.client.personal import personalised, prior_shift
 from coterie.client.scores import accuracies
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
@@ -217,9 +216,8 @@ def test_a_mixture_learns_alone_what_the_released_model_does_not_know():
     network = networks.build("mlp-32", (4,), 3)
     initial = vector_of(network)
     own = mixed(network, np.zeros((1, len(initial)), np.float32), [problem(200)], initial)
-    alone = replace(TRAINING, local_epochs=EPOCHS_ALONE)
     layout = Layout.of(dict(network.named_parameters()))
-    trained = initial + train(network, layout, initial[None], [problem(200)], [np.random.default_rng(0)], alone)
+    trained = personal.trained_alone(network, layout, initial, [problem(200)], [np.random.default_rng(0)], TRAINING)
     test = problem(500, seed=1)
     (expected,) = accuracies(network, layout, trained, test.x, test.y)
     assert hits(own, 0, test) > max(0.9, expected - 0.03)
@@ -227,7 +225,7 @@ def test_a_mixture_learns_alone_what_the_released_model_does_not_know():
 
 def test_a_mixture_keeps_a_released_model_without_errors():
     network = nn.Linear(4, 3, bias=False)
-    released = np.eye(3, 4, dtype=np.float32).reshape(1, -1)
+    released = 5000 * np.eye(3, 4, dtype=np.float32).reshape(1, -1)
     own = mixed(network, released, [problem(30)], np.zeros(12, np.float32))
     np.testing.assert_array_equal(own.models[0, :12], released[0])
     assert not own.models[0, 12:].any()
