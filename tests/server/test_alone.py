@@ -58,7 +58,7 @@ def test_clients_alone_take_at_most_a_tenth_of_the_training(settings, clients):
     [
         {"train_alone": 0},
         {"evaluate": "off"},
-        {"evaluate": "private", "privacy_unit": "client"},
+        {"evaluate": "private", "privacy_unit": "client", "noise_multiplier": 2.0},
         {"strategy": "local"},
         {"strategy": "kfed", "clusters": 4, "rounds": 1, "local_epochs": 4},
     ],
