@@ -112,14 +112,14 @@ def test_a_fit_that_fails_changes_no_reply(tmp_path, monkeypatch, trouble, caplo
     elif trouble == "its folder is a file":
         (tmp_path / "on").mkdir()
         own_model.own_model_folder(tmp_path / "on", 2).write_text("")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "flwr"):
         assert ask(tmp_path / "on", "evaluate", data, personalize="last-layer") == expected
     if trouble != "no records":
         assert "client 2 has no model of its own of this round" in caplog.text
 
 
 def test_the_own_model_predicts_at_the_site_and_has_no_guarantee(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "flwr"):
         ask(tmp_path / "on", "evaluate", personalize="last-layer")
     path = own_model.own_model_folder(tmp_path / "on", 2)
     models = coterie.load(path)
@@ -137,7 +137,7 @@ def test_the_own_model_predicts_at_the_site_and_has_no_guarantee(tmp_path, caplo
     alone = json.loads((path / "alone.json").read_text())
     assert alone["accuracy"] > 0.9
     (path / "alone.json").write_text(json.dumps(alone | {"accuracy": 0.123}))  # it is trained once in a run
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "flwr"):
         ask(tmp_path / "on", "evaluate", personalize="last-layer")
     assert "12.3 % by a model trained alone" in caplog.text
 
