@@ -328,7 +328,7 @@ def _check_schedule(method: Method) -> None:
     """Check the schedule of averaging and evaluation."""
     plan, options = method.plan, method.options
     latest = 1 - (options.reseeding.until if options.reseeding else 0.0)
-    if not 0 <= options.averaging.last <= latest:
+    if not 0 <= options.averaging.last <= latest + 1e-9:
         raise StrategyError(
             f"average-last = {options.averaging.last:g} must lie between 0 and {latest:g}, so that averaging begins "
             "after the last re-seeding"
