@@ -439,10 +439,9 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
         Args:
             plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
-            options: None: those of :meth:`strategy_options` with the step size that follows from the plan.
+            options: None: those of :meth:`strategy_options` with a step size of 1, for checks and initial models.
         """
-        options = options or self.strategy_options(self.aggregation.server_lr or planning.server_lr(plan))
-        return self.method(plan, self.options, options=options)
+        return self.method(plan, self.options, options=options or self.strategy_options(1.0))
 
     @property
     def seed(self) -> int | None:
