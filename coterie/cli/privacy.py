@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,7 +111,7 @@ def _compare(config: RunConfig, as_json: bool) -> None:
 
     ways = participations(config)
     if as_json:
-        print_json([way.values for way in ways])
+        print_json([asdict(way) for way in ways])
         return
     heads = ("mechanism", "q", "slots", "noise", "messages a round", "ε, observers", "ε, outsiders")
     rows = [

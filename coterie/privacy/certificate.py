@@ -79,7 +79,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "unit": plan.unit,
         "adjacency": plan.adjacency,
         "mechanism": plan.mechanism,
-        "epsilon_participation_visible": finite(max(profile.visible(delta) for profile in profiles)),
+        "epsilon_participation_visible": finite(max(visible_epsilon(profile.events, delta) for profile in profiles)),
         "epsilon": finite(cost),
         "epsilon_budget": finite(plan.epsilon),
         "delta": delta if plan.private else None,
@@ -102,6 +102,23 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         else [],
         "coterie": version("coterie"),
     }
+
+
+def visible_epsilon(events: Mapping[Event, int], delta: float) -> float:
+    """Return epsilon at ``delta`` of all ``events`` together against those who observe which clients take part."""
+    accountant = VisibleAccountant()
+    for event, count in events_of_a_client(events).items():
+        accountant.compose(event, count)
+    return accountant.epsilon(delta)
+
+
+def epsilon_observers(certificate: Mapping[str, Any]) -> float | None:
+    """Return epsilon of a client-level certificate against those who observe participation; None: it is not larger."""
+    if certificate.get("unit") != "client" or "epsilon_participation_visible" not in certificate:
+        return None
+    values = (certificate.get(name) for name in ("epsilon", "epsilon_participation_visible"))
+    secret, shown = (math.inf if value is None else float(value) for value in values)
+    return shown if shown > 1.01 * secret else None
 
 
 def _charged(events: Mapping[Event, int]) -> list[dict[str, Any]]:
@@ -258,13 +275,6 @@ class _Profile:
         cost = epsilon(self.events, delta, accountant)
         limited = delta == self.plan.delta and accountant == self.plan.accountant and not self.overcharged
         return min(cost, self.plan.epsilon) if limited else cost
-
-    def visible(self, delta: float) -> float:
-        """The same against an adversary who observes participation."""
-        accountant = VisibleAccountant()
-        for event, count in events_of_a_client(self.events).items():
-            accountant.compose(event, count)
-        return accountant.epsilon(delta)
 
     def described(self, delta: float) -> dict[str, Any]:
         """Return the entry of the profile in the certificate."""

@@ -7,9 +7,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from coterie.privacy.certificate import epsilon_observers
 from coterie.report import formats
 from coterie.report.payoff import federation_pays
-from coterie.report.runs import clusters_records, epsilon_observers
+from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.files import FileError, read_object
+from coterie.privacy.certificate import epsilon_observers
 from coterie.report.evidence import Node, read_tree
 from coterie.results import CONFIG, Diagnostics, Outcome, RoundRecord, Traffic, read_config, read_rounds
 from coterie.settings import flat
@@ -23,15 +24,6 @@ def clusters_records(strategy: object) -> bool:
     from coterie.strategies.registry import STRATEGIES
 
     return strategy in STRATEGIES and STRATEGIES[str(strategy)].produces == "labels"
-
-
-def epsilon_observers(certificate: Mapping[str, Any]) -> float | None:
-    """ε of a client-level certificate against those who observe which clients take part; None: it is not larger."""
-    if certificate.get("unit") != "client" or "epsilon_participation_visible" not in certificate:
-        return None
-    values = (certificate.get(name) for name in ("epsilon", "epsilon_participation_visible"))
-    secret, shown = (math.inf if value is None else float(value) for value in values)
-    return shown if shown > 1.01 * secret else None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from coterie.privacy import PLANS, Plan, PrivacyError, certificate
-from coterie.privacy.accountants import VisibleAccountant
 from coterie.privacy.accounting import min_noise
+from coterie.privacy.certificate import visible_epsilon
 from coterie.server.config import RunConfig
 from coterie.settings import ConfigError
 
@@ -24,7 +24,7 @@ class Participation:
         mechanism: of client-level privacy.
         sampling_rate: q.
         slots: number of groups of clients that take part in turn; 0: cohorts are drawn.
-        protects: against whom the budget holds: "outsiders", or "observers" of the participation as well.
+        protects: adversaries against whom the budget holds: "outsiders", or also "observers" of participation.
         noise_multiplier: of a round.
         noise: root mean square over rounds of the noise of a model, in units of C times the server's step size.
         messages: expected training requests of a round.
@@ -57,11 +57,6 @@ class Participation:
             epsilon=stated["epsilon"],
             epsilon_observers=stated["epsilon_participation_visible"],
         )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """All attributes by name."""
-        return asdict(self)
 
 
 def participations(config: RunConfig) -> list[Participation]:
@@ -99,13 +94,7 @@ def _ways(config: RunConfig) -> Iterator[Participation]:
 def against_observers(plan: Plan) -> Plan | None:
     """Return the plan with the least noise whose budget holds against observers; None: no noise suffices."""
 
-    def cost(noise: float) -> float:
-        accountant = VisibleAccountant()
-        for event, count in plan.recalibrated(noise).planned().items():
-            accountant.compose(event, count)
-        return accountant.epsilon(plan.delta)
-
-    noise = min_noise(cost, plan.epsilon)
+    noise = min_noise(lambda noise: visible_epsilon(plan.recalibrated(noise).planned(), plan.delta), plan.epsilon)
     return None if noise is None else plan.recalibrated(noise)
 
 

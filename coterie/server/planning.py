@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie import models as networks
 from coterie.fields import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
+from coterie.privacy.certificate import epsilon_observers
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
@@ -371,12 +372,13 @@ def participation_warnings(plan: Plan) -> list[str]:
     if plan.unit != "client":
         return []
     stated = certificate({"plan": plan.terms()}, [])
-    hidden, visible = stated["epsilon"], stated["epsilon_participation_visible"]
-    if hidden is None or visible is None or visible <= hidden * 1.01:
+    visible = epsilon_observers(stated)
+    if visible is None or math.isinf(visible):
         return []
     return [
         "messages on the network and the SuperLink's log show which clients take part: against those who see them, "
-        f"epsilon is {visible:.3g}, not {hidden:.3g}; mechanism = banded with visible participation keeps epsilon"
+        f"epsilon is {visible:.3g}, not {stated['epsilon']:.3g}; sampling-rate = 1 keeps epsilon, and so does "
+        "mechanism = banded with visible participation"
     ]
 
 
