@@ -1,7 +1,7 @@
 """Personalisation: a client fits a released model to its own records, on its own device, and sends nothing of it.
 
-The released models have a privacy guarantee already, and what a client computes from them and from its own records
-is seen by nobody else. So it costs no privacy as long as it stays at the client (the billboard lemma, docs/privacy.md).
+The released models already have a privacy guarantee. What a client computes from them and its own records costs no
+further privacy as long as it stays on its device (the billboard lemma, docs/privacy.md).
 
 ==============  =======================================================================================================
 ``last-layer``  the last linear layer minimises sum of losses + c / 2 ||W - W_released||^2, a convex problem, to its
@@ -9,6 +9,8 @@ is seen by nobody else. So it costs no privacy as long as it stays at the client
 ``all``         all parameters take further epochs of the client's SGD, with a tenth of the step size of training
 ``prior``       the logits move by log (n_y + a) / (n + a K) + log K: by the client's smoothed shares of labels in place
                 of equal ones (Saerens et al. 2002, Neural Computation 14(1))
+``mixture``     w times the logits of the released model, or of that with a fitted last layer, plus 1 - w times those of
+                a model that the client trains alone
 ==============  =======================================================================================================
 
 The candidates for c, w and the number of epochs are public. A client takes the one with the fewest errors on records

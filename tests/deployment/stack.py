@@ -111,19 +111,19 @@ class Stack:
         return self.started[-1]
 
     def status(self, run: str) -> dict:
-        said = json.loads(self.cli("coterie", "status", "--run", run, "--json").stdout)
-        return {**said, "run": said["runs"][0]}
+        status = json.loads(self.cli("coterie", "status", "--run", run, "--json").stdout)
+        return {**status, "run": status["runs"][0]}
 
     def wait(self, run: str, seconds: float = 300) -> dict:
         """Wait for the end of a run; its status."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            said = self.status(run)
-            if said["run"]["status"] in ENDED:
-                return said
+            status = self.status(run)
+            if status["run"]["status"] in ENDED:
+                return status
             self._sleep(run)
         self.tell()
-        raise AssertionError(f"run {run} after {seconds} s: {said}")
+        raise AssertionError(f"run {run} after {seconds} s: {status}")
 
     def _sleep(self, run: str) -> None:
         """Wait for the result of a run, but not for long: each question for its status takes seconds of a core."""
@@ -134,8 +134,8 @@ class Stack:
 
     def complete(self, run: str, **options) -> None:
         """Wait for a run to end as it should."""
-        said = self.wait(run, **options)["run"]
-        assert said["status"] == "finished:completed", f"{said}\n{self.log(run)}"
+        status = self.wait(run, **options)["run"]
+        assert status["status"] == "finished:completed", f"{status}\n{self.log(run)}"
 
     def result(self, name: str) -> dict:
         return json.loads((self.runs / name / "result.json").read_text())

@@ -1,4 +1,4 @@
-"""Whether federation pays: models of clients alone, what they cost, and what is said."""
+"""Models that clients train alone: their accuracies, their cost, and the sentence whether federation pays."""
 
 import io
 import json
