@@ -38,7 +38,8 @@ _QUICK = {
     "cfl": {"first-split": 0},
 }
 _ONE_MODEL = ("fedavg", "fedprox", "fedper", "local", "cfl")
-_UNDER_CLIENT = {"sampling-rate": 0.6, "delta": 1e-3, "epsilon": 50.0}
+# The step size and no averaging are fixed, whatever their defaults.
+_UNDER_CLIENT = {"sampling-rate": 0.6, "delta": 1e-3, "epsilon": 50.0, "server-lr": 1.5, "average-last": 0.0}
 _UNDER_NONE = {"sampling-rate": 0.6}
 
 #: Settings beside the plain runs: every other way in which a request, a charge or a release differs.
@@ -65,7 +66,6 @@ VARIANTS = {
     "ifca re-seeded, averaged, evaluated privately": {
         "privacy-unit": "client",
         "reseed-every": 1,
-        "average-last": 0.0,
         "evaluate": "private",
         **_UNDER_CLIENT,
     },
@@ -75,7 +75,7 @@ VARIANTS = {
     "fesem rebalanced": {"privacy-unit": "client", "rebalance-min": 2.0, **_UNDER_CLIENT},
     "rr-cluster on fesem": {"privacy-unit": "client", "base": "fesem", **_UNDER_CLIENT},
     "rr-cluster on fedcam": {"privacy-unit": "none", "base": "fedcam"},
-    "fedavg averaged": {"privacy-unit": "client", "average-last": 1.0, **_UNDER_CLIENT},
+    "fedavg averaged": {"privacy-unit": "client", **_UNDER_CLIENT, "average-last": 1.0},
     "fedavg by profiles": {"privacy-unit": "record", "profiles": "epsilon=2 batch-size=10; epsilon=10"},
     "rc-dpfl finds clusters": {"privacy-unit": "record", "clusters": 0},
     "rc-dpfl, exact choices": {"privacy-unit": "record", "selection": "exact"},
