@@ -148,6 +148,8 @@ class RunFolder(Recorder):
             private_folder(path / "start")
             _replace(path / _START, checkpoint_content(start.checkpoint, {}, {}))
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
+        for part in filter(_is_unfinished, [*path.iterdir()]):
+            part.unlink()
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         if origin is not None:
             _write_json(path / LOCAL, origin.to_json())
@@ -469,8 +471,17 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a file is the ledger without charges of a run that was killed at its start."""
-    return path.name == _LEDGER and path.is_file() and len(read_bytes(path).splitlines()) <= 1
+    """Whether a file is of a run that was killed at its start: a ledger without charges, or a part of another file."""
+    if not path.is_file():
+        return False
+    if path.name == _LEDGER:
+        return len(read_bytes(path).splitlines()) <= 1
+    return path.name == LOCAL or _is_unfinished(path)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a file is a part of one that a crash left: see :func:`coterie.files.write_atomic`."""
+    return path.suffix == ".tmp" and path.name.startswith((f"{LOCAL}.", f"{CONFIG}."))
 
 
 def versions() -> dict[str, str]:

@@ -89,6 +89,28 @@ def test_create_takes_an_empty_folder(path):
     assert folder.resumed is None
 
 
+@pytest.mark.parametrize("killed_at", ["ledger.jsonl", "local.json", "local.json.77.tmp", "config.toml.77.tmp"])
+def test_create_takes_the_folder_of_a_run_that_was_killed_at_its_start(path, killed_at):
+    RunFolder.create(path, RunConfig(SETTINGS)).close()
+    (path / "config.toml").unlink()
+    if killed_at != "ledger.jsonl":
+        (path / killed_at).write_text("{")
+    folder = RunFolder.create(path, RunConfig(SETTINGS))
+    folder.close()
+    assert folder.resumed is None
+    assert not list(path.glob("*.tmp"))
+
+
+def test_create_keeps_the_ledger_of_a_run_that_lost_its_settings(folder, path):
+    charge(folder, 1)
+    folder.close()
+    (path / "config.toml").unlink()
+    before = tree(path)
+    with pytest.raises(FolderError, match="not an empty folder"):
+        RunFolder.create(path, RunConfig(SETTINGS))
+    assert tree(path) == before
+
+
 @pytest.mark.parametrize("histogram", [(4.25, -1.5), None], ids=["histogram", "none"])
 def test_checkpoint_round_trip(folder, path, histogram):
     charge(folder, 4)
