@@ -262,6 +262,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
         return math.sqrt(float(np.mean(np.cumsum(self.noise_of_rounds**2))))
 
+    def noise_of_sums(self, number: int) -> float:
+        """Return the standard deviation of the noise in a coordinate of a sum that round ``number`` releases."""
+        return float(self.of_round(number).noise_multiplier_updates * self.scale)
+
     def event(self) -> Event:
         """The event of one round."""
         return Event(self.rate, self.noise_multiplier, self.sampler)
@@ -474,6 +478,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             histogram=histogram,
             divisors=divisors,
             cohort=cohort,
+            noise=self.noise_of_sums(permit.round),
             below=None if output.below is None else 0.5 + float(output.below[0]) / (self.rate * self.clients),
         )
 

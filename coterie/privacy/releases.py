@@ -62,12 +62,14 @@ class ReleasedSums(Released):
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None if not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
         cohort: divisor of coordinates shared by all clusters: qM, or the sum of released sizes.
+        noise: standard deviation of the noise in a coordinate of the sums, a public number; 0 if clients added it.
     """
 
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
     cohort: float
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

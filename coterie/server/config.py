@@ -40,6 +40,7 @@ from coterie.server.settings import (
 from coterie.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
+from coterie.strategies.server_optimizer import ServerOptimizer
 from coterie.strategies.settings import AggregationSettings
 from coterie.wire import ClientConfig
 
@@ -423,6 +424,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return StrategyOptions(
             clusters=self.run.clusters,
             server_lr=server_lr,
+            server_optimizer=self.server_optimizer,
             reseeding=self.reseeding,
             clipping=AdaptiveClipping(self.privacy.clip_quantile),
             averaging=self.averaging,
@@ -466,7 +468,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def server_lr(self) -> float:
         """The resolved step size of the server."""
-        return self.aggregation.server_lr or self._first_step or planning.server_lr(self.plan)
+        set_or_first = self.aggregation.server_lr or self._first_step
+        return set_or_first or planning.server_lr(self.plan, self.server_optimizer)
+
+    @property
+    def server_optimizer(self) -> ServerOptimizer:
+        """The optimizer of the server."""
+        return ServerOptimizer(self.aggregation.server_optimizer, self.aggregation.server_momentum)
 
     @property
     def budget(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from coterie import models as networks
 from coterie.fields import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
@@ -12,6 +14,7 @@ from coterie.privacy.certificate import epsilon_observers
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
+from coterie.strategies.server_optimizer import LARGEST_STEP, ServerOptimizer
 
 if TYPE_CHECKING:
     from coterie.server.config import RunConfig
@@ -25,8 +28,8 @@ _SAMPLED = 0.2
 # Expected clients of a round without a setting.
 _MESSAGES = 5000
 
-# Standard deviation of the noise of all rounds in a parameter, and the largest step size of the server.
-_NOISE_WALK, _LARGEST_STEP = 0.3, 4.0
+# Standard deviation of the noise of all rounds in a parameter.
+_NOISE_WALK = 0.3
 
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
@@ -52,16 +55,20 @@ def sampling_rate(config: RunConfig) -> float:
     return min(1.0, _MESSAGES / config.data.clients)
 
 
-def server_lr(plan: Plan) -> float:
+def server_lr(plan: Plan, optimizer: ServerOptimizer) -> float:
     """Return the value of ``server-lr = "auto"``, from public numbers; docs/results.md has the table of its choice.
 
     Under client-level privacy, the noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`:
-    more noise has smaller steps, a larger cohort larger ones.
+    more noise has smaller steps, a larger cohort larger ones. By momentum, the noise moves it no further. Adam divides
+    by at least the noise of a round, so that it moves by eta in place of eta sigma: what is left of the plan is how the
+    noise of rounds adds up, also without known noise.
     """
-    if plan.unit != "client":
-        return 1.0
-    walk = math.sqrt(2) * plan.model_noise * plan.scale / plan.expected_members
-    return min(_NOISE_WALK / walk, _LARGEST_STEP)
+    walk = math.sqrt(2) * plan.model_noise * plan.scale
+    if optimizer.name == "adam":
+        noise = np.array([plan.noise_of_sums(number) for number in range(1, plan.rounds + 1)])
+        steps = walk / math.sqrt(np.mean(noise**2)) if noise.any() else math.sqrt(plan.rounds)
+        return _NOISE_WALK / (steps * optimizer.gain(plan.rounds))
+    return min(_NOISE_WALK * plan.expected_members / walk, LARGEST_STEP) if plan.unit == "client" else 1.0
 
 
 def plan(config: RunConfig) -> Plan:

@@ -28,6 +28,7 @@ from coterie.strategies.ppfc_gan import PPFCGAN
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.rr_cluster import RRCluster
+from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS, ServerOptimizer
 from coterie.strategies.strategy import ClusteredStrategy
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "METRICS",
     "PPFCGAN",
     "RCDPFL",
+    "SERVER_OPTIMIZERS",
     "AdaptiveClipping",
     "Aggregator",
     "Averaging",
@@ -62,6 +64,7 @@ __all__ = [
     "Recorder",
     "Reseeding",
     "Round",
+    "ServerOptimizer",
     "Steps",
     "StrategyError",
     "StrategyOptions",

@@ -229,7 +229,7 @@ class LCFL(ClusteredStrategy):
             "distances",
             {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": clustering.labels},
         )
-        return np.asarray(start + self.options.server_lr * moved, np.float32)
+        return self.moved(start, moved, np.zeros((many, 2)), restart=True)
 
     def _compare(self, start: Models, updates: Models, clients: list[int]) -> Steps[tuple[FloatArray, Indices]]:
         """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and the indices of these."""

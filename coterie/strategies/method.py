@@ -52,7 +52,8 @@ class Declarations:  # large: what a method declares, a line each
     clustered: ClassVar[bool] = True
     #: Whether a client knows its label before it trains.
     knows_label: ClassVar[bool] = True
-    #: Whether models change by :meth:`step` only, so that an aggregator other than the mean covers every update.
+    #: Whether models change by :meth:`step` only, so that an aggregator other than the mean covers every update, and an
+    #: optimizer of the server every step.
     robust: ClassVar[bool] = False
     #: Whether clients keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = False
@@ -129,6 +130,11 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         _check_clusters(self)
         if self.options.aggregator.robust:
             _check_robust(self, self.options.aggregator.name)
+        if (optimizer := self.options.server_optimizer.name) != "sgd" and not self.robust:
+            raise StrategyError(
+                f"{self.name} supports server-optimizer sgd, not {optimizer}: its models do not change by aggregated "
+                "updates only"
+            )
         _check_schedule(self)
         if self.searching:
             ModelSearch.check(self.plan, self.options.averaging.last)
@@ -217,10 +223,29 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         return UpdatesPhase(request, models, to, clients, joined_late, reply_layout).run()
 
     def step(self, models: Models, released: ReleasedSums) -> Models:
-        """theta_j + eta S_j / D_j for every cluster; shared coordinates are divided by the size of the cohort."""
+        """theta_j + eta S_j / D_j for every cluster, or the step of another optimizer of the server from S_j / D_j.
+
+        Shared coordinates are divided by the size of the cohort.
+        """
         mean = released.sums / released.divisors[:, None]
         mean[:, : self.shared] = released.sums[:, : self.shared] / released.cohort
-        return np.asarray(models + self.options.server_lr * mean, dtype=np.float32)
+        divisors = np.stack([released.divisors, np.full_like(released.divisors, released.cohort)], axis=1)
+        return self.moved(models, mean, released.noise / divisors)
+
+    def moved(self, models: Models, means: FloatArray, noise: FloatArray, *, restart: bool = False) -> Models:
+        """Models after a step of the optimizer of the server.
+
+        Args:
+            models: (k, d), or (1, d) for all clusters.
+            means: (k, d) of updates.
+            noise: (k, 2) standard deviation of the noise of the means, in own and in shared coordinates.
+            restart: whether the models are new, so that the optimizer starts anew.
+        """
+        options = self.options
+        kept = {} if restart else self.state
+        step, kept = options.server_optimizer(kept, means, noise, options.server_lr, self.shared)
+        self.state = {**self.state, **kept}
+        return np.asarray(models + step, dtype=np.float32)
 
     def step_size(self, number: int) -> float:
         """Step size of the clients in round ``number``, relative to round 1."""
@@ -238,12 +263,16 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
 
     @property
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays of the method between rounds; part of checkpoints."""
+        """Arrays of the method between rounds; part of checkpoints.
+
+        Whoever replaces them keeps those of the optimizer of the server.
+        """
         return self.run.state.arrays
 
     @state.setter
     def state(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        self.run.state = replace(self.run.state, arrays=arrays)
+        kept = self.options.server_optimizer.kept(self.run.state.arrays)
+        self.run.state = replace(self.run.state, arrays={**kept, **arrays})
 
     @property
     def notes(self) -> dict[str, Any]:

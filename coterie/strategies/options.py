@@ -18,6 +18,7 @@ from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.reseeding import Reseeding
+from coterie.strategies.server_optimizer import ServerOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
         ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
+        server_optimizer: how models move by the released means of updates.
         reseeding: schedule of re-seeding models without clients; None: never.
         clipping: how the clipping norm follows released shares of norms, with a plan that has a ``clip_share``, whose
             ``clip_norm`` is that of round 1.
@@ -73,6 +75,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
     ledger: Ledger | None = None
     streams: Streams | None = None
     server_lr: float = 1.0
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     reseeding: Reseeding | None = None
     clipping: AdaptiveClipping = field(default_factory=AdaptiveClipping)
     averaging: Averaging = field(default_factory=Averaging)

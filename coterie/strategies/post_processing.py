@@ -10,7 +10,8 @@ from flwr.app import MetricRecord
 
 from coterie.privacy import Released, ReleasedSums
 from coterie.strategies.method import FloatArray, Method, Models
-from coterie.strategies.model_search import ModelSearch
+from coterie.strategies.model_search import IntArray, ModelSearch
+from coterie.strategies.server_optimizer import Arrays, ServerOptimizer
 
 #: Pairs (copied model, replaced or added model).
 Moves: TypeAlias = list[tuple[int, int]]
@@ -56,7 +57,8 @@ def _reseeded(method: Method, number: int, models: Models, histogram: FloatArray
         models, histogram, moves = reseeding(models, histogram, rng, method.shared)
         origins = np.arange(len(models))
         origins[[replaced for _, replaced in moves]] = -1
-        run.plan.rearrange(run.mechanism_state, origins, np.ones(len(models)), method.shared)
+        arrays = _rearranged(method, run.state.arrays, origins, np.ones(len(models)))
+        run.state = replace(run.state, arrays=arrays)
     run.state = replace(run.state, histogram=histogram)
     return models, moves
 
@@ -71,7 +73,13 @@ def _searched(method: Method, number: int, models: Models, histogram: FloatArray
         return models, []
     rng = run.streams.stream("reseeding", number, run.attempt)
     searched, arrays = search(action, models, arrays, run.plan, method.max_clusters, rng)
-    run.plan.rearrange(run.mechanism_state, searched.origins, searched.factors)
+    arrays = _rearranged(method, arrays, searched.origins, searched.factors)
     notes = {"search": action, "clusters": len(searched.models), "origins": searched.origins.tolist()}
     run.state = replace(run.state, histogram=searched.sizes, arrays=arrays, notes={**run.state.notes, **notes})
     return searched.models, searched.moves
+
+
+def _rearranged(method: Method, arrays: Arrays, origins: IntArray, factors: FloatArray) -> Arrays:
+    """Move the state of the mechanism and of the server's optimizer along with the models; return the arrays."""
+    method.run.plan.rearrange(method.run.mechanism_state, origins, factors, method.shared)
+    return ServerOptimizer.rearranged(arrays, origins, factors, method.shared)

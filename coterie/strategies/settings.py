@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
+from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SHARE, SIZE
 from coterie.rounds.aggregation import AGGREGATORS
 from coterie.settings import Settings, setting
+from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,19 @@ class AggregationSettings(Settings):
         "step size of the server, eta; auto: from the noise, cohort and clip-norm of client-level privacy, else 1",
         within=LEARNING_RATE,
         tuned=True,
+    )
+    server_optimizer: str = setting(
+        "sgd",
+        "how the server moves a model by the mean of updates: by itself, by its moving average, or by Adam's steps",
+        choices=SERVER_OPTIMIZERS,
+        tuned=True,
+    )
+    server_momentum: float = setting(
+        0.9,
+        "weight of earlier rounds in the moving average of updates, beta",
+        within=SHARE,
+        tuned=True,
+        only=("aggregation.server-optimizer", ("momentum", "adam")),
     )
     aggregator: str = setting(
         "mean",

@@ -24,6 +24,7 @@ NEEDED = {
     "privacy.clip-quantile": {"clipping": "adaptive"},
     "privacy.identifier-noise": {"mechanism": "paper"},
     "aggregation.byzantine-share": {"aggregator": "trimmed-mean", "privacy-unit": "none"},
+    "aggregation.server-momentum": {"server-optimizer": "momentum"},
     "aggregation.rebalance-min": {"clusters": 1, "clients": 12, "groups": "1"},
     "lcfl.proximal-mu": {"cluster-optimizer": "fedprox"},
     **{name: {"strategy": "rc-dpfl", **RECORD} for name in SETTINGS if name.startswith("record-level.")},

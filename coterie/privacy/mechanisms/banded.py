@@ -41,7 +41,7 @@ import numpy as np
 from coterie.fields import AT_LEAST_0, OneOf
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Summed
-from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors
+from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors, row_errors
 from coterie.privacy.plan import Plan, PlanNumbers
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
@@ -189,6 +189,10 @@ class Banded(Plan):
         noise = self.noise_of_rounds[np.arange(rounds) * self.rounds // rounds]
         errors = prefix_errors(banded_matrix(rounds, min(self.slots, rounds)), noise)
         return float(np.sqrt(np.mean(errors**2)))
+
+    def noise_of_sums(self, number: int) -> float:
+        """See :meth:`Plan.noise_of_sums`; later rows of a matrix without interruptions, which may restart."""
+        return super().noise_of_sums(number) * float(row_errors(self.rounds, self.slots)[number - 1])
 
     @property
     def matrix(self) -> FloatArray:

@@ -180,6 +180,10 @@ class RecordLevel(Plan):
         totals = contributions.totals
         return MechanismOutput(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
 
+    def noise_of_sums(self, number: int) -> float:
+        """Return 0: clients add noise in every step, and train on."""
+        return 0.0
+
     def noises(self) -> dict[str, float | None]:
         """Return the noise multiplier of round 1."""
         return {"first_noise_multiplier": self.worst.noise(True)}

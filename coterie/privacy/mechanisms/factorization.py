@@ -85,6 +85,12 @@ def prefix_errors(bands: FloatArray, noise: npt.ArrayLike = 1.0) -> FloatArray:
     return np.asarray(np.linalg.norm(np.cumsum(inverse, axis=0), axis=1))
 
 
+@lru_cache(maxsize=32)
+def row_errors(rounds: int, bands: int) -> FloatArray:
+    """(T,) deviation of the noise of each round, of the optimised matrix."""
+    return np.asarray(np.linalg.norm(np.linalg.inv(dense(banded_matrix(rounds, bands))), axis=1))
+
+
 def _square_root(rounds: int, bands: int) -> FloatArray:
     """Bands of the Toeplitz square root of A, of ones on and below the diagonal: 1, 1/2, 3/8, 5/16, ..."""
     steps = np.arange(1, bands)

@@ -263,6 +263,10 @@ class RRSlot(Plan):
         """See :attr:`Plan.model_noise`; the sensitivity is 2C."""
         return 2 * super().model_noise
 
+    def noise_of_sums(self, number: int) -> float:
+        """See :meth:`Plan.noise_of_sums`."""
+        return 2 * super().noise_of_sums(number)
+
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Algorithm 1, line 4."""
         return rng.permutation(self.clients)[: self.cohort_size]
