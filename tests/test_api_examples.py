@@ -1,4 +1,4 @@
-"""Public functions have an example in their docstring, and it runs as written."""
+"""Public functions have an example in their docstring, and it runs as written; so do the examples of classes."""
 
 import doctest
 import importlib
@@ -10,7 +10,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunFolder, run
 
 # Packages whose functions people call from their own code.
-PACKAGES = ("coterie", "coterie.privacy", "coterie.datasets", "coterie.clustering")
+PACKAGES = ("coterie", "coterie.privacy", "coterie.datasets", "coterie.clustering", "coterie.engine")
 SETTINGS = {"strategy": "ifca", "dataset": "digits", "clients": 8, "clusters": 2, "rounds": 2, "epsilon": 8.0}
 PATIENTS = """age,cholesterol,label
 63,233,1
@@ -43,7 +43,7 @@ def public_functions():
     for package in map(importlib.import_module, PACKAGES):
         for name in package.__all__:
             function = getattr(package, name)
-            if inspect.isfunction(function):
+            if inspect.isfunction(function) or (inspect.isclass(function) and ">>>" in (function.__doc__ or "")):
                 yield pytest.param(function, id=f"{package.__name__}.{name}")
 
 

@@ -1,4 +1,8 @@
-"""Engines that run the app on one machine: in process, or on Flower's Ray simulation.
+"""Engines that run an app on one machine: in process, any ClientApp or Coterie's own, or on Flower's Ray simulation.
 
-Import names from the modules: worker processes start before this process imports PyTorch.
+Import other names from the modules: worker processes start before this process imports PyTorch.
 """
+
+from coterie.engine.nodes import InProcessGrid
+
+__all__ = ["InProcessGrid"]

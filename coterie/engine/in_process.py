@@ -25,14 +25,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
-from flwr.serverapp import Grid
 
 from coterie.client.cohort import torch_device
 from coterie.client.handlers import ReplyOrError, handle, train_and_sum
 from coterie.client.identity import Client
 from coterie.client.state import ClientError, StateFile
+from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Workers
-from coterie.flower.metadata import set_message_id
 from coterie.logs import printable
 from coterie.privacy import Summed
 from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
@@ -60,8 +59,8 @@ NewSums: TypeAlias = Callable[[], Summed]
 _Replies: TypeAlias = tuple[Sequence[ReplyOrError | None], Summed | None]
 
 
-class LocalGrid(Grid):
-    """All clients in this process or in its workers; node ids are client ids plus one.
+class LocalGrid(SingleProcessGrid):
+    """All of Coterie's own clients in this process or in its workers; node ids are client ids plus one.
 
     Args:
         clients: M.
@@ -70,30 +69,15 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, clients: int, workers: int = 0, progress: ProgressCallback = ignore_progress) -> None:
-        _identify()
-        self._number = clients
+        super().__init__(clients)
         self._workers = Workers(workers, progress) if workers else None
         self._count = workers
         if not workers:
             set_progress_sink(progress)
-        self._ids = itertools.count(1)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Node ids, 1 to M."""
-        return range(1, self._number + 1)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Yield replies as they arrive; ``timeout`` has no effect, since the clients run in this process."""
-        return self._answers(self._numbered(messages))
 
     def _answers(self, requests: Sequence[Message]) -> Iterator[Message]:
+        """Yield replies as they arrive."""
         return (reply for reply in self._run(requests) if isinstance(reply, Message))
-
-    def _numbered(self, messages: Iterable[Message]) -> list[Message]:
-        requests = list(messages)
-        for message in requests:
-            set_message_id(message, str(next(self._ids)))
-        return requests
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
         chunks, pending = self._chunks(requests), deque[_Pending]()
@@ -187,30 +171,6 @@ class LocalGrid(Grid):
         if self._workers is not None:
             self._workers.close()
 
-    # The rest of Flower's interface.
-
-    def set_run(self, run: Any) -> None:
-        """Accept the id of the only run."""
-
-    @property
-    def run(self) -> Any:
-        """Not known to Flower."""
-        raise NotImplementedError("the local engine has no Flower run")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message, as ``Message(...)`` makes it."""
-        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Not supported: use :meth:`send_and_receive`."""
-        raise NotImplementedError("not supported by the local engine; use send_and_receive")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Not supported: use :meth:`send_and_receive`."""
-        raise NotImplementedError("not supported by the local engine; use send_and_receive")
-
 
 class SummingGrid(LocalGrid):
     """A :class:`LocalGrid` that sums clipped updates where they are computed, wherever the mechanism sums them.
@@ -248,15 +208,6 @@ class SummingGrid(LocalGrid):
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
         """See :class:`coterie.rounds.exchange.SupportsSums`."""
         return self._run(self._numbered(messages), new_sums)
-
-
-def _identify() -> None:
-    """Set the node id of messages that this process creates; Flower has no public interface for it outside a run."""
-    from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.supercore.task_identity import TaskIdentity
-
-    if TaskIdentity._run_id is None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
 
 def _folder(message: Message) -> Path | None:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from coterie.engine.in_process import LocalGrid
+from coterie.engine import InProcessGrid
 from coterie.flower.sizes import PADDING
 from coterie.privacy import RecordPlan
 from coterie.testing.failures import Report
@@ -70,11 +70,9 @@ _FIELDS = {"client-id", "round", "label", "redrawn-label", PADDING}
 class _Setting:
     """What is needed to send messages to clients."""
 
-    app: ClientApp
     models: npt.NDArray[np.float32]
     layout: Layout
     config: Values
-    run_config: Values
     plans: str | None
 
     def content(self, request: Request, models: npt.NDArray[np.float32] | None = None) -> RecordDict:
@@ -84,18 +82,12 @@ class _Setting:
         return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**self.config, **record})})
 
 
+@dataclass(frozen=True)
 class _Node:
-    """One client, with the state that Flower keeps for it."""
+    """One client."""
 
-    def __init__(self, setting: _Setting, node_config: Values, node_id: int) -> None:
-        self._app, self._id = setting.app, node_id
-        self._context = Context(
-            run_id=1,
-            node_id=node_id,
-            node_config=dict(node_config),
-            state=RecordDict(),
-            run_config=dict(setting.run_config),
-        )
+    grid: InProcessGrid
+    node_id: int
 
     def ask(self, message_type: str, content: RecordDict, number: int = 1) -> RecordDict:
         """The content of the reply.
@@ -103,8 +95,8 @@ class _Node:
         Raises:
             Exception: what the app raises; a ReplyError if its reply is an error.
         """
-        message = Message(content, dst_node_id=self._id, message_type=message_type, group_id=str(number))
-        reply = self._app(message, self._context)
+        message = Message(content, dst_node_id=self.node_id, message_type=message_type, group_id=str(number))
+        (reply,) = self.grid.send_and_receive([message])
         if reply.has_error():
             raise ReplyError(reply.error.reason)
         assert isinstance(reply.content, RecordDict)
@@ -148,14 +140,15 @@ def check_client(
     models, layout = unpack_models(initial_arrays)
     if num_clusters < 2 or not np.isfinite(models).all() or not layout.size:
         raise ValueError("num_clusters must be at least 2, and initial_arrays must hold finite parameters")
-    LocalGrid(1)  # messages need a sender
     report = Report("the ClientApp", CLIENT_ITEMS, skip)
     noise = np.random.default_rng(0).standard_normal((num_clusters, layout.size)).astype(np.float32)
     plans = None if record_plan is None else json.dumps([asdict(record_plan)])
-    setting = _Setting(client_app, models[:1] + _SHIFT * noise, layout, train_config or {}, run_config or {}, plans)
+    setting = _Setting(models[:1] + _SHIFT * noise, layout, train_config or {}, plans)
     config = dict(node_config or {"partition-id": 0, "num-partitions": 2})
     following = {key: value + 1 for key, value in config.items() if key in ("partition-id", "client-id")}
-    node, other = _Node(setting, config, 1), _Node(setting, other_node_config or {**config, **following}, 2)
+    configs = [config, other_node_config or {**config, **following}]
+    grid = InProcessGrid(client_app, configs, run_config=run_config, raise_errors=True)
+    node, other = _Node(grid, 1), _Node(grid, 2)
     client = _check_identity(report, node, other)
     _check_training(report, setting, node, client)
     _check_choice(report, setting, node, other)

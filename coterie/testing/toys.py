@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from coterie.engine.in_process import LocalGrid
+from coterie.engine.nodes import SingleProcessGrid
 from coterie.wire import LossesRequest, Request, TrainRequest, read_request
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 
@@ -28,7 +28,7 @@ def honest(client: int, content: RecordDict) -> RecordDict | None:
     return content
 
 
-class ToyGrid(LocalGrid):
+class ToyGrid(SingleProcessGrid):
     """A grid with :data:`CLIENTS` clients, which move a model towards their targets.
 
     Args:

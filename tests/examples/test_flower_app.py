@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from coterie.engine.in_process import LocalGrid
+from coterie.engine import InProcessGrid
 from coterie.testing import check_client
 
 ROOT = Path(__file__).parents[2]
@@ -23,22 +23,6 @@ def apps(monkeypatch):
     yield client_app, server_app, task
     for name in [name for name in sys.modules if name.startswith("flower_app")]:
         del sys.modules[name]
-
-
-class Grid(LocalGrid):
-    """Sends messages to a ClientApp in this process."""
-
-    def __init__(self, app, clients):
-        super().__init__(clients)
-        self._app = app
-        self._contexts = [
-            Context(1, node + 1, {"partition-id": node, "num-partitions": clients}, RecordDict(), {})
-            for node in range(clients)
-        ]
-
-    def _answers(self, requests):
-        for message in requests:
-            yield self._app(message, self._contexts[message.metadata.dst_node_id - 1])
 
 
 def test_the_client_has_60_lines_at_most():
@@ -58,7 +42,7 @@ def test_a_run_in_process(apps, tmp_path, epsilon, least):
     config = {"clients": 20, "rounds": 8, "lr": 0.1, "epsilon": epsilon, "out": str(tmp_path / "out")}
     accuracy = []
     server_app.log = lambda level, text, *values: accuracy.append(values[0])
-    server_app.app(Grid(client_app.app, 20), Context(1, 1, {}, RecordDict(), config))
+    server_app.app(InProcessGrid(client_app.app, 20), Context(1, 1, {}, RecordDict(), config))
     certificate = json.loads((tmp_path / "out" / "privacy.json").read_text())
     assert certificate["certified"] is True
     assert certificate["charges"] == 8
