@@ -38,14 +38,15 @@ from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
 from coterie.models.last_layer import check_personal
+from coterie.models.last_steps import SMALL_STEP, small_steps
 from coterie.wire.messages import Layout
 
 #: c of ``last-layer``: candidates for the weight of the distance to the released layer, against a sum of losses.
 HEAD_PENALTIES = (100.0, 10.0)
-#: Candidates for the passes over a client's records of ``all``, and their step size, as a share of that of training.
-EPOCHS, STEP_SHARE = (1, 5, 20), 0.1
-#: Passes over its records of a client that trains a model alone, with the step size of training, and with the share.
-EPOCHS_ALONE, LAST_EPOCHS = 30, 10
+#: Candidates for the passes over a client's records of ``all``, whose step size is small.
+EPOCHS = (1, 5, 20)
+#: Passes over its records of a client that trains a model alone; the step size of the last ones is small.
+EPOCHS_ALONE = 40
 #: w of ``mixture``: candidates for the weight of the released model. Of equal ones, the first is taken.
 WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: a of ``prior``: records that are added to those of each class.
@@ -221,7 +222,7 @@ def _trained(network: nn.Module, layout: Layout, fits: Sequence[_Fit], training:
     result = np.stack([fit.released for fit in fits])
     for epochs in {fit.candidate for fit in fits}:
         rows = [i for i, fit in enumerate(fits) if fit.candidate == epochs]
-        config = replace(training, local_epochs=int(epochs), lr=STEP_SHARE * training.lr)
+        config = replace(training, local_epochs=int(epochs), lr=SMALL_STEP * training.lr)
         shards, rngs = [fits[i].shard for i in rows], [fits[i].rng for i in rows]
         result[rows] += train(network, layout, result[rows], shards, rngs, config)
     return result
@@ -310,7 +311,8 @@ def trained_alone(
         training: hyper-parameters of the clients' training, but for epochs.
     """
     models = np.tile(initial, (len(shards), 1))
-    for epochs, share in ((EPOCHS_ALONE, 1.0), (LAST_EPOCHS, STEP_SHARE)):
+    last = small_steps(EPOCHS_ALONE)
+    for epochs, share in ((EPOCHS_ALONE - last, 1.0), (last, SMALL_STEP)):
         config = replace(training, local_epochs=epochs, lr=share * training.lr)
         models += train(network, layout, models, shards, rngs, config)
     return models

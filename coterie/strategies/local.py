@@ -10,6 +10,7 @@ The column "Local" of LCFL's Tables II and III (papers/lcfl), and the reference 
 Details
 - All networks start from the same public values, which a client that has not participated keeps.
 - A round has the same number of local epochs as with other methods, so that equal rounds mean equal computation.
+- In the last quarter of the rounds the step size is a tenth: see models/last_steps.py.
 - The network is part of the client's state file. If a crash interrupts a round, clients that had finished it train it
   again, from their current state.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from coterie.models.last_steps import SMALL_STEP, small_steps
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.method import Parameters
 
@@ -33,6 +35,11 @@ class Local(FedAvg):
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
     robust: ClassVar[bool] = False  # no updates are sent
+
+    def step_size(self, number: int) -> float:
+        """Line 2, with small last steps."""
+        small = number > self.plan.rounds - small_steps(self.plan.rounds)
+        return super().step_size(number) * (SMALL_STEP if small else 1.0)
 
     def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 3: no parameters are sent."""

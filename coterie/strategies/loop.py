@@ -140,11 +140,12 @@ class TrainingRound:
                 return
 
 
-def client_config(config: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The configuration for clients in round ``number``, whose step size decays from round to round."""
-    if "lr" not in config:
-        return dict(config)
-    return {**config, "lr": config["lr"] * float(config.get("lr-decay", 1.0)) ** (number - 1)}
+def configure_clients(method: Method, config: Mapping[str, Any], number: int) -> None:
+    """Set the configuration for clients in round ``number``, with the step size of the round."""
+    run = method.run
+    run.state = replace(run.state, config=dict(config))
+    if "lr" in config:
+        run.state = replace(run.state, config={**config, "lr": config["lr"] * method.step_size(number)})
 
 
 def open_evaluation(
@@ -174,7 +175,7 @@ def _train(
     """Run the exchanges of a round; return its models and metrics."""
     if strategy.overrides("configure_train", "aggregate_train"):
         return _train_by_hooks(strategy, grid, number, models, config, timeout)
-    strategy.run.state = replace(strategy.run.state, config=client_config(config, number))
+    configure_clients(strategy, config, number)
     training = TrainingRound(strategy, number, models)
     for exchange in training:
         exchange.collect(_replies(strategy, grid, exchange, exchange.batch.messages.values(), timeout))

@@ -24,7 +24,7 @@ from coterie.rounds.exchange import Exchange
 from coterie.rounds.run_state import Run, RunState, StrategyError
 from coterie.settings import Settings
 from coterie.strategies import adaptive_clipping
-from coterie.strategies.loop import TrainingRound, client_config, open_evaluation, run_rounds
+from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation, run_rounds
 from coterie.strategies.method import FloatArray, Method
 from coterie.strategies.options import StrategyOptions
 from coterie.wire.messages import pack_models, unpack_models
@@ -161,7 +161,8 @@ class ClusteredStrategy(Method, Strategy):
     ) -> list[Message]:
         """Messages of the method's next phase to a newly sampled cohort."""
         models, layout = unpack_models(arrays)
-        self.run.state = replace(self.run.state, layout=layout, config=client_config(config, server_round))
+        self.run.state = replace(self.run.state, layout=layout)
+        configure_clients(self, config, server_round)
         if not self.registry.nodes:
             self.registry.wait_for_all(grid)
         if self.open_exchange is None or self.open_exchange.request.round != server_round:
