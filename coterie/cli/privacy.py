@@ -107,13 +107,19 @@ def privacy_noise(
 
 def _compare(config: RunConfig, as_json: bool) -> None:
     """Print the ways to let clients take part, those that protect against observers first."""
-    from coterie.server.participation import participations
+    from coterie.datasets import DataError
+    from coterie.server.participation import participations, seconds_of_client
 
-    ways = participations(config)
+    seconds, unmeasured = None, ""
+    try:
+        seconds = seconds_of_client(config)
+    except DataError as error:
+        unmeasured = f"\nseconds are not known without data: {error}"
+    ways = participations(config, seconds)
     if as_json:
         print_json([asdict(way) for way in ways])
         return
-    heads = ("mechanism", "q", "slots", "noise", "messages a round", "ε, observers", "ε, outsiders")
+    heads = ("mechanism", "q", "slots", "noise", "messages a round", "seconds a round", "ε, observers", "ε, outsiders")
     rows = [
         (
             way.mechanism,
@@ -121,16 +127,19 @@ def _compare(config: RunConfig, as_json: bool) -> None:
             str(way.slots or "–"),
             f"{way.noise:.3f}",
             f"{way.messages:.0f}",
+            "–" if way.seconds is None else f"{way.seconds:.2g}",
             "∞" if way.epsilon_observers is None else f"{way.epsilon_observers:.2f}",
             f"{way.epsilon:.2f}",
         )
         for way in ways
     ]
     console = console_for(False)
-    print_table(console, heads, rows, right=6)
+    print_table(console, heads, rows, right=7)
     console.print(
         "\nnoise: of a model, root mean square over rounds, in units of clip-norm x server-lr\n"
-        "observers see which clients take part, as in every deployment; outsiders do not"
+        "seconds: of the clients' training, by one process of this machine, without messages\n"
+        "observers see which clients take part, as in every deployment; outsiders do not" + unmeasured,
+        markup=False,
     )
 
 

@@ -13,14 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie import models as networks
-from coterie.client.cohort import federation, torch_device
 from coterie.client.personal import EPOCHS_ALONE, trained_alone
 from coterie.client.scores import accuracies
-from coterie.client.sgd import LocalTrainingConfig
 from coterie.results import Diagnostics
 from coterie.server.config import RunConfig
-from coterie.wire.messages import Layout
+from coterie.server.some_clients import SomeClients
 
 # Clients that train alone even where they take more than a tenth of the time of the run.
 _LEAST = 3
@@ -38,25 +35,16 @@ def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
     if not config.trains_alone or scores.accuracy is None:
         return scores
     began = time.perf_counter()
-    data, local = federation(config.for_clients()), config.training
     share = 1.0 if config.privacy.privacy_unit == "record" else 0.1  # DP-SGD takes several times as long
-    most = max(_LEAST, int(share * config.trainings * local.local_epochs / EPOCHS_ALONE))
-    rng = np.random.default_rng(config.partition_seed)
-    chosen = rng.permutation(config.data.clients)[: min(config.trains_alone, most)].tolist()
-    shards = [shard for shard in map(data.shard, chosen) if len(shard.y) and len(shard.test.y)]
+    most = max(_LEAST, int(share * config.trainings * config.training.local_epochs / EPOCHS_ALONE))
+    some = SomeClients.drawn(config, min(config.trains_alone, most))
+    network, layout, shards, training = some.network, some.layout, some.shards, some.training
     if not shards:
         return scores
-    shape, classes = config.examples
-    network = networks.build(local.model, shape, classes)
-    drawn = networks.initialise(local.model, shape, classes, 0)
-    layout = Layout.of(drawn)
-    device = torch_device(local.device)
-    training = LocalTrainingConfig(local.local_epochs, local.batch_size, local.lr, device)
-    rngs = [np.random.default_rng([config.partition_seed, shard.client_id]) for shard in shards]
-    trained = trained_alone(network, layout, layout.flatten(drawn), shards, rngs, training)
+    trained = trained_alone(network, layout, some.initial, shards, some.rngs, training)
     found = [
-        accuracies(network, layout, model[None], shard.test.x[:_MAX_TESTS], shard.test.y[:_MAX_TESTS], device)[0]
-        for model, shard in zip(trained, shards, strict=True)
+        accuracies(network, layout, one[None], shard.test.x[:_MAX_TESTS], shard.test.y[:_MAX_TESTS], training.device)[0]
+        for one, shard in zip(trained, shards, strict=True)
     ]
     return replace(
         scores,

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from coterie.client.backend import train
+from coterie.client.personal import sum_of_two
+from coterie.datasets import DataError
 from coterie.privacy import PLANS, Plan, PrivacyError, certificate
 from coterie.privacy.accounting import min_noise
 from coterie.privacy.certificate import visible_epsilon
+from coterie.server import planning
 from coterie.server.config import RunConfig
+from coterie.server.some_clients import SomeClients
 from coterie.settings import ConfigError
+from coterie.wire.messages import Layout
 
 _RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MECHANISMS = ("joint", "banded")
+# Clients whose training is timed, and seconds of one of them after which no others are.
+_TIMED, _LONG = 20, 0.3
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Participation:
         noise_multiplier: of a round.
         noise: root mean square over rounds of the noise of a model, in units of C times the server's step size.
         messages: expected training requests of a round.
+        seconds: that one process of this machine trains their clients, without messages; None: not measured.
         epsilon: against those who do not observe who takes part.
         epsilon_observers: against those who do; None: no bound.
     """
@@ -39,12 +51,13 @@ class Participation:
     noise_multiplier: float
     noise: float
     messages: float
+    seconds: float | None
     epsilon: float
     epsilon_observers: float | None
 
     @classmethod
-    def of(cls, plan: Plan, protects: str) -> Participation:
-        """The way of a plan."""
+    def of(cls, plan: Plan, protects: str, seconds: float | None) -> Participation:
+        """The way of a plan, where one client trains for some seconds."""
         stated = certificate({"plan": plan.terms()}, [])
         return cls(
             mechanism=plan.mechanism,
@@ -54,13 +67,47 @@ class Participation:
             noise_multiplier=plan.noise_multiplier,
             noise=plan.model_noise / plan.expected_members,
             messages=plan.rate * plan.clients,
+            seconds=None if seconds is None else seconds * plan.rate * plan.clients,
             epsilon=stated["epsilon"],
             epsilon_observers=stated["epsilon_participation_visible"],
         )
 
 
-def participations(config: RunConfig) -> list[Participation]:
+def seconds_of_client(config: RunConfig) -> float:
+    """Return the time of one client's training in a round, on this machine and with its data.
+
+    The mean of some clients that train as in a simulation, after a first time that prepares the network; of one client,
+    if it takes long.
+
+    Raises:
+        DataError: the data are not at hand.
+    """
+    some = SomeClients.drawn(config, _TIMED)
+    if not some.shards:
+        raise DataError("no client has records")
+    once, network, initial = replace(some.training, local_epochs=1), some.network, some.initial
+    request = config.strategy(planning.sketch(config)).training()
+    if request.additive:
+        network, initial = sum_of_two(network), np.concatenate([initial, initial])
+    layout = Layout.of(dict(network.named_parameters()))
+
+    def measured(many: int) -> float:
+        began, start = time.perf_counter(), np.tile(initial, (many, 1))
+        train(network, layout, start, some.shards[:many], some.rngs[:many], once)
+        return (time.perf_counter() - began) * some.training.local_epochs / many
+
+    if measured(1) <= _LONG:
+        measured(len(some.shards))
+        return measured(len(some.shards))
+    return measured(1)
+
+
+def participations(config: RunConfig, seconds: float | None = None) -> list[Participation]:
     """Return the ways at the budget of a run: those against observers first, then by noise.
+
+    Args:
+        config: of the run.
+        seconds: that one client trains in a round; None: unknown.
 
     Raises:
         ConfigError: the run has no client-level privacy, or its noise is set.
@@ -69,11 +116,11 @@ def participations(config: RunConfig) -> list[Participation]:
         raise ConfigError(f"privacy-unit = {config.privacy.privacy_unit}: only client-level privacy has participation")
     if config.privacy.noise_multiplier is not None:
         raise ConfigError("noise-multiplier is set: ways are compared at one epsilon; leave it out")
-    found = list(_ways(config))
+    found = list(_ways(config, seconds))
     return sorted(found, key=lambda way: (way.protects != "observers", way.noise))
 
 
-def _ways(config: RunConfig) -> Iterator[Participation]:
+def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
     for mechanism in _MECHANISMS:
         for rate in sorted({*_RATES, config.sampling_rate}):
             if mechanism == "banded" and (rate == 1 or abs(1 / rate - round(1 / rate)) > 1e-9):
@@ -84,11 +131,11 @@ def _ways(config: RunConfig) -> Iterator[Participation]:
             except (ConfigError, PrivacyError):  # not possible for this run, such as too few clients at this rate
                 continue
             if mechanism == "banded" or rate == 1:
-                yield Participation.of(plan, "observers")
+                yield Participation.of(plan, "observers", seconds)
                 continue
-            yield Participation.of(plan, "outsiders")
+            yield Participation.of(plan, "outsiders", seconds)
             if (shown := against_observers(plan)) is not None:
-                yield Participation.of(shown, "observers")
+                yield Participation.of(shown, "observers", seconds)
 
 
 def against_observers(plan: Plan) -> Plan | None:
