@@ -213,10 +213,12 @@ class TrainedModels(Sequence[nn.Module]):
         if records.y is None or not len(records.y):
             raise InferenceError(f"{records.where} has no labelled records, to which a model could be fitted")
         self.outputs(records.x[:0], cluster)  # there is such a cluster
-        module = copy.deepcopy(self._modules[cluster]).requires_grad_(True)
-        parameters = dict(module.named_parameters())
+        module = copy.deepcopy(self._modules[cluster])
+        for name in networks.trainable(_network(self.cards[cluster])):
+            module.get_parameter(name).requires_grad_()
+        parameters = networks.float32_arrays(module)
         layout = Layout.of(parameters)
-        released = layout.flatten({name: value.detach().numpy() for name, value in parameters.items()})
+        released = layout.flatten(parameters)
         shard = Shard(0, 0, records.x, records.y, TestSet(records.x, records.y))
         training = self._training(method) if method in ("all", "mixture") else LocalTrainingConfig(1, 1, 1.0)
         rng = np.random.default_rng(0)
@@ -224,9 +226,7 @@ class TrainedModels(Sequence[nn.Module]):
             own = personalised(module, layout, released[None], [shard], method, training, [rng], self._initial)
         except networks.ModelError as error:
             raise InferenceError(str(error)) from None
-        with torch.no_grad():
-            for name, values in own.layout.split(own.models[0]).items():
-                own.network.get_parameter(name).copy_(torch.from_numpy(values))
+        networks.set_trainable(own.network, own.layout.split(own.models[0]))
         module = own.network.eval().requires_grad_(False)
         additive = isinstance(module, Additive)
         modules = [module if index == cluster else other for index, other in enumerate(self._modules)]
@@ -379,7 +379,7 @@ def _read(file: Path) -> tuple[ModelCard, dict[str, npt.NDArray[Any]]]:
 def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tuple[Path, int] | None) -> nn.Module:
     # A card may come from anyone: sizes are compared before a parameter of Coterie's networks is allocated.
     with torch.device("meta") if card.model in networks.MODELS else nullcontext():
-        layout = Layout.of(dict(_network(card).named_parameters()))
+        layout = Layout.of(networks.trainable(_network(card)))
     parameters = dict(tensors)
     if personal := [name for name in layout.names if name not in parameters]:
         parameters |= _personal(layout, personal, card, site)
@@ -388,7 +388,7 @@ def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tupl
         if expected.get(name) != values.shape:
             raise networks.ModelError(f"{name} has shape {values.shape}, expected {expected.get(name, 'no such name')}")
     module = _network(card)
-    module.load_state_dict({name: torch.tensor(values) for name, values in parameters.items()})
+    networks.set_trainable(module, parameters)
     return module.eval().requires_grad_(False)
 
 

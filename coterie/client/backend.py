@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
 from coterie.client.device import free_device, on_device, products
 from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, example_loss, schedule
 from coterie.datasets import Shard
+from coterie.models import call, trainable
 from coterie.wire.messages import Layout
 
 # Bytes of models in one batch on a CPU, and images in one step of image chains: larger batches do not fit its cache.
@@ -108,6 +109,10 @@ class Backend:
         self._convolutional = is_convolutional(model)
 
     @cached_property
+    def _training(self) -> _Training:
+        return _Training(self.network)
+
+    @cached_property
     def _supports_vmap(self) -> bool:
         return supports_vmap(self.network, self._examples)
 
@@ -172,8 +177,8 @@ class Backend:
         rngs: Sequence[np.random.Generator],
         config: LocalTrainingConfig,
     ) -> Vectors:
-        updates, model = np.empty_like(start), self.network
-        parameters = dict(model.named_parameters())
+        updates, model = np.empty_like(start), self._training
+        parameters = model.parameters
         for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
             x, y = on_device(shard, config.device)
             x = x.contiguous(memory_format=self.form)
@@ -184,7 +189,9 @@ class Backend:
             for batch in schedule(rng, len(shard.y), config):
                 index = torch.as_tensor(batch, device=config.device)
                 loss = example_loss(model(x[index]), y[index]).mean()
-                gradients = torch.autograd.grad(loss, list(parameters.values()))
+                gradients = torch.autograd.grad(
+                    loss, list(parameters.values()), allow_unused=True, materialize_grads=True
+                )
                 descend(parameters.values(), gradients, anchors, config)
             trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
             updates[i] = trained - start[i]
@@ -228,7 +235,7 @@ class Backend:
         chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and self._convolutional else _CHUNK
 
         def output(values: dict[str, Tensor], xb: Tensor) -> Any:
-            return functional_call(self.network, values, (xb,))
+            return call(self.network, values, xb)
 
         for begin in range(0, len(x), chunk):
             rows = slice(begin, begin + chunk)
@@ -239,6 +246,24 @@ class Backend:
                 yield rows, chain_outputs(self.network, parameters, xb)
             else:  # small networks do not fill a GPU
                 yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
+
+
+class _Training:
+    """A network with float32 parameters of its trainable part, to change in place.
+
+    They are the network's own where these are float32; others get float32 copies, so that small steps are not rounded
+    away, and the network computes in its own types.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        own = trainable(network)
+        self._network, self._typed = network, any(value.dtype != torch.float32 for value in own.values())
+        self.parameters: dict[str, Tensor] = dict(own)
+        if self._typed:
+            self.parameters = {name: value.detach().float().clone().requires_grad_() for name, value in own.items()}
+
+    def __call__(self, x: Tensor) -> Any:
+        return call(self._network, self.parameters, x) if self._typed else self._network(x)
 
 
 def _step_by_vmap(
@@ -252,10 +277,11 @@ def _step_by_vmap(
     x, y, weight = batch
     for value in parameters.values():
         value.requires_grad_()
-    output = vmap(lambda one, xb: functional_call(model, one, (xb,)))(parameters, x)
+    output = vmap(lambda one, xb: call(model, one, xb))(parameters, x)
     losses = example_loss(output.flatten(0, 1), y.flatten())
     # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
-    gradients = torch.autograd.grad((losses * weight.flatten()).sum(), list(parameters.values()))
+    total, named = (losses * weight.flatten()).sum(), list(parameters.values())
+    gradients = torch.autograd.grad(total, named, allow_unused=True, materialize_grads=True)
     descend(parameters.values(), gradients, anchors.values(), config, running=weight.any(dim=1))
 
 
@@ -297,10 +323,10 @@ def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     try:
         with torch.no_grad():
-            last.eval()(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
+            copy.deepcopy(last).eval()(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return model, torch.contiguous_format
-    return last.train(model.training), torch.channels_last
+    return last, torch.channels_last
 
 
 def is_convolutional(model: nn.Module) -> bool:
@@ -324,10 +350,10 @@ def _pool_first(model: nn.Module) -> None:
 def supports_vmap(model: nn.Module, examples: Examples) -> bool:
     """Whether ``torch.func.vmap`` can compute several models of this network at once."""
     model = copy.deepcopy(model).to(examples.device)
-    models = {name: torch.stack([value.detach()] * 2) for name, value in model.named_parameters()}
+    models = {name: torch.stack([value.detach().float()] * 2) for name, value in trainable(model).items()}
     x = torch.zeros(2, 2, *examples.shape, dtype=examples.x, device=examples.device)
     try:
-        vmap(lambda one, xb: functional_call(model, one, (xb,)))(models, x)
+        vmap(lambda one, xb: call(model, one, xb))(models, x)
     except RuntimeError:
         return False
     return True

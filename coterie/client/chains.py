@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from coterie.client.sgd import LocalTrainingConfig, pull
+from coterie.models import is_plain
 
 _ATEN = torch.ops.aten
 
 
 def chain_kind(model: nn.Module, dimensions: int) -> str | None:
-    """Return which chain a network is; None: neither, or one that uses a layer twice.
+    """Return which chain a network is; None: neither, or one with shared layers, constants, or types but float32.
 
     - "linear": linear layers on vectors with ReLU between them;
     - "image": convolutions, ReLU and max-pooling, then a flattening, then linear layers and ReLU.
@@ -27,7 +28,7 @@ def chain_kind(model: nn.Module, dimensions: int) -> str | None:
         model: the network.
         dimensions: of one example.
     """
-    layers = list(model) if type(model) is nn.Sequential else []
+    layers = list(model) if type(model) is nn.Sequential and is_plain(model) else []
     if not layers or len(set(layers)) < len(layers):
         return None
     kinds = [type(layer) for layer in layers]

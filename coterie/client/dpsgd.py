@@ -31,7 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
+from torch.nn.modules.batchnorm import _NormBase
 
 from coterie.client.backend import Examples, padded
 from coterie.client.chains import chain_kind
@@ -41,7 +42,7 @@ from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import LocalTrainingConfig, example_loss
 from coterie.datasets import Federation, OwnFederation, Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
-from coterie.models import ModelError
+from coterie.models import CONSTANT, ModelError, call, constants, differing, num_parameters, set_training, trainable
 from coterie.privacy import RecordPlan, gaussian
 from coterie.wire.messages import Layout
 
@@ -238,7 +239,7 @@ def _together(model: nn.Module, examples: Examples) -> _Together | None:
         return _Together(partial(clipped_sums, model), 3 * widths)  # float32 and float64
     if examples.device == "cpu" or not _gradients_vmap(model, examples):
         return None
-    return _Together(partial(clipped_sums_by_vmap, model), 3 * sum(value.numel() for value in model.parameters()))
+    return _Together(partial(clipped_sums_by_vmap, model), 3 * num_parameters(model))
 
 
 def _train(
@@ -304,9 +305,8 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
         ModelError: per-record gradients of the network are not supported.
     """
     clipper = _clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, settings.device), loss, ghost)
-    for name, parameter in model.named_parameters():
-        clipper.named[name].data = parameter.data
-    total = torch.zeros(sum(one.numel() for one in model.parameters()), dtype=torch.float64, device=settings.device)
+    clipper.set_values({name: parameter.data for name, parameter in trainable(model).items()})
+    total = torch.zeros(num_parameters(model), dtype=torch.float64, device=settings.device)
     for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
             targets = torch.zeros(len(records), device=settings.device)
@@ -320,10 +320,10 @@ def clipped_sums_by_vmap(
     """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
 
     def loss(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        return example_loss(functional_call(model, one, (record[None],)), target[None]).sum()
+        return example_loss(call(model, one, record[None]), target[None]).sum()
 
     gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(parameters, x, y)
-    flat = torch.cat([gradients[name].flatten(2) for name in parameters], dim=2).double()  # (n, m, d)
+    flat = torch.cat([gradients[name].reshape(*y.shape, -1) for name in parameters], dim=2).double()  # (n, m, d)
     norms = torch.linalg.vector_norm(flat, dim=2)
     weights, kept = clip_factors(norms, clips)
     kept &= there
@@ -338,7 +338,7 @@ def _gradients_vmap(model: nn.Module, examples: Examples) -> bool:
     """
     _clipper(model, examples, example_loss, ghost=True)
     shape, x_dtype, y_dtype, device = examples
-    parameters = {name: value.new_zeros(1, *value.shape, device=device) for name, value in model.named_parameters()}
+    parameters = {name: torch.zeros(1, *value.shape, device=device) for name, value in trainable(model).items()}
     ones = torch.ones(1, 1, device=device)
     x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
     y = torch.zeros(1, 1, dtype=y_dtype, device=device)
@@ -354,7 +354,7 @@ class _Opacus(Clipper):
 
     def __init__(self, network: nn.Module, named: dict[str, nn.Parameter], loss: Loss) -> None:
         self._network, self.named, self._loss = network, named, loss
-        self.numbers = 3 * sum(parameter.numel() for parameter in named.values())  # Opacus holds copies
+        self.numbers = 3 * num_parameters(network)  # Opacus holds copies
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         return _clipped_sum(_gradients(self._network, list(self.named.values()), x, y, self._loss), clip_norm)
@@ -362,6 +362,13 @@ class _Opacus(Clipper):
 
 def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
     """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
+    for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        if value.dtype in (torch.float16, torch.bfloat16):
+            raise ModelError(
+                f"DP-SGD: '{name}' of {type(model).__name__} is {str(value.dtype).removeprefix('torch.')}, in whose "
+                "rounding a record may move the gradients of others: build the network in float32, or use "
+                "privacy-unit = client"
+            )
     clipping = _ghost(model, examples, loss) if ghost else None
     return clipping or _Opacus(*_wrapped(model, examples, loss), loss)
 
@@ -377,12 +384,13 @@ class _Probe:
     @classmethod
     def of(cls, model: nn.Module, examples: Examples) -> _Probe:
         shape, x_dtype, y_dtype, device = examples
-        network = copy.deepcopy(model).train()
+        network = copy.deepcopy(model)
+        set_training(network)
         for layer in network.modules():
             if getattr(layer, "inplace", False):
                 vars(layer)["inplace"] = False  # the same numbers, and hooks allow it
         made_up = torch.Generator().manual_seed(0)
-        for parameter in network.parameters():
+        for parameter in trainable(network).values():
             nn.init.normal_(parameter, std=0.1, generator=made_up)
         x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
         x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
@@ -391,10 +399,19 @@ class _Probe:
     def wanted(self, loss: Loss) -> list[Tensor]:
         """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
         plain = copy.deepcopy(self.network)
+        before = {name: value.clone() for name, value in constants(plain).items()}
+        parameters = list(trainable(plain).values())
         gradients = [
-            torch.autograd.grad(loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(), list(plain.parameters()))
+            torch.autograd.grad(
+                loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(),
+                parameters,
+                allow_unused=True,
+                materialize_grads=True,
+            )
             for i in range(2)
         ]
+        if changed := differing(before, constants(plain)):
+            raise ModelError(f"DP-SGD: '{changed[0]}' of {type(plain).__name__} changes in training: {CONSTANT}")
         return [torch.stack(alone) for alone in zip(*gradients, strict=True)]
 
 
@@ -427,13 +444,15 @@ def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | 
         gradients = clipping.gradients(probe.x, probe.y)
     except (NotImplementedError, RuntimeError, ValueError):
         return None  # the reference refuses it, with the reason
-    named = {name: gradients[parameter] for name, parameter in clipping.named.items() if parameter in gradients}
+    found = [gradients.get(parameter) for parameter in clipping.named.values()]
     identity = torch.eye(2, dtype=torch.float64, device=examples.device)
-    sums = [torch.stack([gradient.sum(weights, weights > 0) for weights in identity]) for gradient in named.values()]
-    norms = [gradient.squares.sqrt() for gradient in named.values()]
+    sums = [
+        torch.zeros_like(alone) if one is None else torch.stack([one.sum(weights, weights > 0) for weights in identity])
+        for one, alone in zip(found, wanted, strict=True)
+    ]
+    norms = [sums[i].new_zeros(2) if one is None else one.squares.sqrt() for i, one in enumerate(found)]
     lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
-    complete = len(named) == len(wanted)
-    right = complete and not _differing(named, sums, wanted) and not _differing(named, norms, lengths)
+    right = not _differing(clipping.named, sums, wanted) and not _differing(clipping.named, norms, lengths)
     return clipping if right else None
 
 
@@ -448,10 +467,18 @@ def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Modul
     from opacus.validators import ModuleValidator
 
     for name, layer in model.named_modules():
+        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
+        if frozen and not (layer.training and isinstance(layer, _NormBase)):
+            continue
         if getattr(layer, "max_norm", None) is not None:
             raise ModelError(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) changes the rows of its weight that a batch reads: "
                 "build it without max_norm"
+            )
+        if getattr(layer, "padding_mode", "zeros") != "zeros":
+            raise ModelError(
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) pads by {layer.padding_mode!r}, of which Opacus "
+                "has no per-record gradients: pad in a layer before it, such as nn.CircularPad2d"
             )
         for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
             raise ModelError(
@@ -459,11 +486,13 @@ def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Modul
                 f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
     probe = _Probe.of(model, examples)
-    named = dict(probe.network.named_parameters())
+    named = trainable(probe.network)
     try:
         wanted = probe.wanted(loss)
-        wrapped = GradSampleModule(probe.network, loss_reduction="sum")
+        wrapped = GradSampleModule(probe.network, loss_reduction="sum", strict=False)
         both = _gradients(wrapped, list(named.values()), probe.x, probe.y, loss)
+    except ModelError:
+        raise
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise ModelError(
             f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: {error}. Build it "
@@ -491,7 +520,12 @@ def _gradients(
             _wrapped.cache_clear()  # Opacus would add the remains of this pass to the next one
             raise
     opacus: Sequence[Any] = parameters  # with grad_sample
-    gradients = [parameter.grad_sample for parameter in opacus]
+    gradients = [
+        torch.zeros(len(x), *parameter.shape, device=x.device)
+        if parameter.grad_sample is None
+        else parameter.grad_sample
+        for parameter in opacus
+    ]
     for parameter in opacus:
         parameter.grad = parameter.grad_sample = None
     return gradients
@@ -504,7 +538,7 @@ def _chunk(numbers: int, memory_mb: int) -> int:
 
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, and (m,) norms, in parts."""
-    flat = [gradient.flatten(1) for gradient in gradients]
+    flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
     some = max(1, _MAX_NUMBERS // sum(gradient.shape[1] for gradient in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
     norms = []

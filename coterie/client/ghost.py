@@ -13,7 +13,7 @@ of that layer alone is materialised. The backward pass computes no gradients of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.sgd import example_loss
-from coterie.models import ModelError
+from coterie.models import ModelError, trainable
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
@@ -302,7 +302,10 @@ def _windows(layer: Convolution, x: Tensor) -> Tensor:
     """Return the (m, groups, p, T) windows of inputs (m, C, *size), in the order of the weights."""
     dilation, stride, kernel = layer.dilation, layer.stride, layer.kernel_size
     spans = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-    if layer.padding == "same":
+    if layer.padding_mode != "zeros":
+        x = pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        around = [(0, 0)] * len(kernel)
+    elif layer.padding == "same":
         around = [(span // 2, span - span // 2) for span in spans]
     else:
         around = [(0, 0) if layer.padding == "valid" else (int(size), int(size)) for size in layer.padding]
@@ -361,27 +364,28 @@ _LAYERS: dict[Any, Callable[[Any, Calls], Found]] = {
     nn.LayerNorm.forward: _layer_norm,
 }
 # Options of these layers that have other gradients, and the values that do not.
-_PLAIN = {"padding_mode": "zeros", "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+_PLAIN = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}
 
 
 def _layers(network: nn.Module) -> list[nn.Module]:
-    """Supported layers that have parameters."""
+    """Supported layers that have trainable parameters."""
     return [
-        layer for layer in network.modules() if type(layer).forward in _LAYERS and any(True for _ in layer.parameters())
+        layer
+        for layer in network.modules()
+        if type(layer).forward in _LAYERS and any(parameter.requires_grad for parameter in layer.parameters())
     ]
 
 
 def supports(network: nn.Module) -> bool:
-    """Whether each parameter belongs to one supported layer, and there are no buffers.
+    """Whether each trainable parameter belongs to one supported layer.
 
     It does not show that records are treated apart, or that parameters are used by their layer alone.
     """
     layers = _layers(network)
-    owned = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    owned = [id(one) for layer in layers for one in layer.parameters() if one.requires_grad]
     return (
         len(owned) == len(set(owned))
-        and set(owned) == set(map(id, network.parameters()))
-        and not any(True for _ in network.buffers())
+        and set(owned) == set(map(id, trainable(network).values()))
         and all({name for name, _ in layer.named_parameters()} <= {"weight", "bias"} for layer in layers)
         and all(getattr(layer, name, value) == value for layer in layers for name, value in _PLAIN.items())
     )
@@ -391,12 +395,17 @@ class Clipper:
     """Clips the gradients of one client at a time.
 
     Attributes:
-        named: parameters of a copy of the network by name; assign to their ``data``.
+        named: trainable parameters of a copy of the network, by name.
         numbers: float32 numbers held for each record.
     """
 
     named: dict[str, nn.Parameter]
     numbers: int
+
+    def set_values(self, values: Mapping[str, Tensor]) -> None:
+        """Let the network compute with these parameters, in its own types."""
+        for name, value in values.items():
+            self.named[name].data = value.to(self.named[name].dtype)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
@@ -412,8 +421,7 @@ class Clipper:
         self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Same as :func:`clipped_sums`, of one client, whose records all count."""
-        for name, value in parameters.items():
-            self.named[name].data = value[0]
+        self.set_values({name: value[0] for name, value in parameters.items()})
         total, norms = self.clipped_sum(x[0], y[0], clips[0])
         return total[None], norms[None]
 
@@ -429,12 +437,13 @@ class GhostClipping(Clipper):
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.named = dict(network.named_parameters())
+        self.named, layers = trainable(network), _layers(network)
         self.numbers = 1
+        self._trained = set(self.named.values())
         self._network, self._loss = network.requires_grad_(False), loss
         self._calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
         self._size = 0
-        for layer in _layers(network):
+        for layer in layers:
             layer.register_forward_hook(self._record)
 
     def _record(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -458,7 +467,8 @@ class GhostClipping(Clipper):
         slopes = iter(torch.autograd.grad(total, outputs, allow_unused=True, materialize_grads=True))
         gradients: Found = {}
         for layer, pairs in calls.items():
-            gradients |= _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
+            found = _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
+            gradients |= {parameter: one for parameter, one in found.items() if parameter in self._trained}
         captured = sum(given.numel() + output.numel() for pairs in calls.values() for given, output in pairs)
         self.numbers = (2 * captured + sum(gradient.numbers for gradient in gradients.values())) // len(x)
         return gradients

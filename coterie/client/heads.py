@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from coterie.client.layers import Additive
-from coterie.models.errors import ModelError
+from coterie.models import ModelError, call
 from coterie.models.last_layer import last_layer
 
 Vectors = npt.NDArray[np.float32]
@@ -67,7 +66,7 @@ def features_of(
     with_hook = network.get_submodule(head).register_forward_hook(keep)
     try:
         for begin in range(0, len(x), _CHUNK):
-            totals.append(functional_call(network, values, (torch.as_tensor(x[begin : begin + _CHUNK]),)))
+            totals.append(call(network, values, torch.as_tensor(x[begin : begin + _CHUNK])))
     finally:
         with_hook.remove()
     features, logits, total = (torch.cat(parts).double() for parts in (inputs, outputs, totals))

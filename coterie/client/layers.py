@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from coterie.models import trainable
 from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
@@ -18,7 +19,7 @@ class Layers:
     """Shared parameters of a network, those of a message, and personal parameters, all others.
 
     Attributes:
-        whole: layout of the network, D numbers.
+        whole: layout of the network's trainable part, D numbers.
         sent: layout of the shared parameters, d numbers.
         own: layout of the personal parameters, D - d numbers.
     """
@@ -34,7 +35,7 @@ class Layers:
         Raises:
             ValueError: the message holds parameters that the network lacks.
         """
-        whole = Layout.of(dict(network.named_parameters()))
+        whole = Layout.of(trainable(network))
         shapes = dict(zip(whole.names, whole.shapes, strict=True))
         strange = [n for n, s in zip(sent.names, sent.shapes, strict=True) if shapes.get(n) != s]
         if strange:

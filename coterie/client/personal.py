@@ -37,7 +37,7 @@ from coterie.client.layers import Additive
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
-from coterie.models.last_layer import check_personal
+from coterie.models import check_personal, trainable
 from coterie.models.last_steps import SMALL_STEP, small_steps
 from coterie.wire.messages import Layout
 
@@ -258,7 +258,7 @@ def _mixtures(
         for i, model in zip(some, _best_mixtures(network, layout, fits, training, initial), strict=True):
             mixed[i] = model
     both = sum_of_two(network)
-    return OwnModels(both, Layout.of(dict(both.named_parameters())), np.stack(mixed))
+    return OwnModels(both, Layout.of(trainable(both)), np.stack(mixed))
 
 
 def _best_mixtures(

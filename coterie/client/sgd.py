@@ -78,6 +78,8 @@ def pull(value: Tensor, anchor: Tensor, config: LocalTrainingConfig, running: Te
 
 def example_loss(output: Tensor, y: Tensor) -> Tensor:
     """Return the (n,) cross-entropy of (n, classes) logits, or the squared error for real targets."""
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
     if y.is_floating_point():
         return mse_loss(output, y, reduction="none")
     return cross_entropy(output, y, reduction="none")

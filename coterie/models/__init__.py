@@ -16,9 +16,23 @@ from coterie.models.fixed import (
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
-from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise, num_parameters
+from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise
+from coterie.models.trainable import (
+    CONSTANT,
+    call,
+    constants,
+    differing,
+    fingerprint,
+    float32_arrays,
+    is_plain,
+    num_parameters,
+    set_trainable,
+    set_training,
+    trainable,
+)
 
 __all__ = [
+    "CONSTANT",
     "FEATURES",
     "GANS",
     "MODELS",
@@ -29,20 +43,29 @@ __all__ = [
     "ModelInfo",
     "build",
     "build_gan",
+    "call",
     "check_gan",
     "check_kind",
     "check_network",
     "check_personal",
+    "constants",
     "deskew",
+    "differing",
     "drawn",
     "features",
+    "fingerprint",
+    "float32_arrays",
     "gan_for",
     "hog",
     "hog2",
     "identity",
     "initialise",
+    "is_plain",
     "last_layer",
     "num_parameters",
     "pool2",
     "random_conv",
+    "set_trainable",
+    "set_training",
+    "trainable",
 ]

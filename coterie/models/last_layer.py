@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.models.errors import ModelError
+from coterie.models.trainable import trainable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,11 +43,17 @@ def check_personal(network: nn.Module, method: str, *, classes: bool, additive: 
             "personalize = 'prior' corrects for shares of classes, but these targets are real numbers; set personalize "
             "to last-layer or all"
         )
-    head = network.get_submodule(last_layer(network))
+    name = last_layer(network)
+    head = network.get_submodule(name)
     if type(head) is not nn.Linear:
         raise ModelError(
             f"personalize = {method!r} requires a network whose last layer is linear, but that of "
             f"{type(network).__name__} is {type(head).__name__}; set personalize to all or none"
+        )
+    if f"{name}.weight".lstrip(".") not in trainable(network):
+        raise ModelError(
+            f"personalize = {method!r} requires a last layer that trains, but the weight of '{name}' in "
+            f"{type(network).__name__} is frozen or that of another layer; set personalize to all or none"
         )
     if method == "prior" and head.bias is None:
         raise ModelError(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError
+from coterie.models.trainable import float32_arrays
 from coterie.plugins import PluginError, load_function, provided, unknown
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def initialise(
 
 
 def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the parameters of ``make()`` called after `torch.manual_seed(seed)`, in `named_parameters` order.
+    """Return the trainable parameters of ``make()`` called after `torch.manual_seed(seed)`; see models/trainable.py.
 
     The state of torch's global generators is restored.
     """
@@ -128,12 +129,7 @@ def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every GPU
         module = make()
-    return {key: value.detach().numpy().astype(np.float32) for key, value in module.named_parameters()}
-
-
-def num_parameters(module: nn.Module) -> int:
-    """Number of parameters of a module."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    return float32_arrays(module)
 
 
 def _chain(**layers: nn.Module) -> nn.Module:

@@ -24,7 +24,7 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
         return
     shape, classes = config.examples
     network = networks.build(config.training.model, shape, classes)
-    whole = Layout.of(dict(network.named_parameters()))
+    whole = Layout.of(networks.trainable(network))
     if not sent.size or (sent.size < whole.size and set(sent.names) < set(whole.names)):
         raise ConfigError(
             f"personalize = {method!r}: with strategy = {strategy!r}, layers of the clients are their own already; set "
