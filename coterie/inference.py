@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie import models as networks
@@ -35,7 +36,7 @@ from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, read_config
 from coterie.settings import ConfigError, flat
 from coterie.wire.messages import Layout
-from coterie.wire.model_card import MAX_EXAMPLE, CardError, ModelCard
+from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 1024
@@ -338,10 +339,11 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
             )
     clusters, names = _sites(folder)
     site_state = None if site is None else (folder / "clients", _number(site, names))
+    shared = _constants(files[0].parent, cards[0])
     modules = []
     for file, (card, tensors) in zip(files, loaded, strict=True):
         try:
-            modules.append(_module(card, tensors, site_state))
+            modules.append(_module(card, tensors, site_state, shared))
         except InferenceError:
             raise
         except (networks.ModelError, ValueError, RuntimeError) as error:
@@ -376,7 +378,44 @@ def _read(file: Path) -> tuple[ModelCard, dict[str, npt.NDArray[Any]]]:
         raise InferenceError(f"{file} cannot be read: {error}") from None
 
 
-def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tuple[Path, int] | None) -> nn.Module:
+def _constants(folder: Path, card: ModelCard) -> dict[str, Tensor] | None:
+    """Return the constants of the models in a folder; None: there are none, or their file is not there."""
+    file = folder / CONSTANTS_FILE
+    if card.constants is None or not file.exists():
+        return None
+    try:
+        os.close(open_regular(file))
+        found: dict[str, Tensor] = load_file(file)
+    except (FileError, SafetensorError, OSError) as error:
+        raise InferenceError(f"{file} cannot be read: {error}") from None
+    if networks.fingerprint(found) != card.constants:
+        raise InferenceError(f"{file} is damaged, or of another run than the models beside it")
+    return found
+
+
+def _set_constants(card: ModelCard, network: nn.Module, values: Mapping[str, Tensor] | None) -> None:
+    """Give a network the constants of its run; without their file, those that its function builds must be the same."""
+    own = networks.constants(network)
+    if values is None:
+        if networks.fingerprint(own) != card.constants:
+            raise InferenceError(
+                f"model '{card.model}' has other frozen parameters or buffers here than in the run: put "
+                f"{CONSTANTS_FILE} of the run's models beside these, or use the code and files of the run"
+            )
+        return
+    for name in {**own, **values}:
+        kinds = [(of[name].shape, of[name].dtype) if name in of else None for of in (own, values)]
+        if kinds[0] != kinds[1]:
+            raise networks.ModelError(f"{name} of {CONSTANTS_FILE} is no frozen parameter or buffer of the network")
+        own[name].copy_(values[name])
+
+
+def _module(
+    card: ModelCard,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    site: tuple[Path, int] | None,
+    constants: Mapping[str, Tensor] | None,
+) -> nn.Module:
     # A card may come from anyone: sizes are compared before a parameter of Coterie's networks is allocated.
     with torch.device("meta") if card.model in networks.MODELS else nullcontext():
         layout = Layout.of(networks.trainable(_network(card)))
@@ -389,6 +428,9 @@ def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tupl
             raise networks.ModelError(f"{name} has shape {values.shape}, expected {expected.get(name, 'no such name')}")
     module = _network(card)
     networks.set_trainable(module, parameters)
+    if card.encoder is None:
+        for part in module.children() if card.additive else [module]:
+            _set_constants(card, part, constants)
     return module.eval().requires_grad_(False)
 
 

@@ -219,7 +219,7 @@ def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """Return slope and intercept of every model of the first seed."""
     one = next((one for one in done if one.result is not None), None)
-    files = [] if one is None else sorted((one.folder / "models").glob("*.safetensors"))
+    files = [] if one is None else sorted((one.folder / "models").glob("cluster-*.safetensors"))
     models = [{name.rpartition(".")[2]: value.item() for name, value in load_file(file).items()} for file in files]
     return {"lines": [[model["weight"], model["bias"]] for model in models]}
 

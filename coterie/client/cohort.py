@@ -78,7 +78,16 @@ _plans = lru_cache(maxsize=4)(parse_plans)
 
 
 @lru_cache(maxsize=4)
-def _network(name: str, input_shape: tuple[int, ...], num_classes: int, additive: bool) -> nn.Module:
+def _network(
+    name: str, input_shape: tuple[int, ...], num_classes: int, additive: bool, constants: str | None
+) -> nn.Module:
+    if constants is not None:
+        built = networks.constants_of(name, input_shape, num_classes)
+        if networks.fingerprint(built) != constants:
+            raise networks.ModelError(
+                f"model '{name}' has other frozen parameters or buffers here than at the server ({', '.join(built)}): "
+                "use the server's version of its code, of its files, and of PyTorch"
+            )
     if additive:
         return Additive(*(networks.build(name, input_shape, num_classes) for _ in range(2)))
     return networks.build(name, input_shape, num_classes)
@@ -161,7 +170,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     @cached_property
     def network(self) -> nn.Module:
         """The configured network; its parameters are not used."""
-        return _network(*self.model_spec, self.request.additive)
+        return _network(*self.model_spec, self.request.additive, self.config.constants)
 
     @cached_property
     def layers(self) -> Layers:

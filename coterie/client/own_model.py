@@ -126,6 +126,7 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         cluster=0,
         clusters=1,
         additive=isinstance(own.network, Additive),
+        constants=cohort.config.constants,
         columns=known.schema.feature_names if known.schema else known.columns or None,
         table_schema=data.table_schema or None,
         classes=(known.schema.class_names or None) if known.schema else None,

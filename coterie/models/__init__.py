@@ -1,6 +1,6 @@
 """The networks of the papers, by name, and fixed features that can precede them."""
 
-from coterie.models.checks import check_network
+from coterie.models.checks import check_network, unused
 from coterie.models.errors import ModelError
 from coterie.models.fixed import (
     FEATURES,
@@ -16,7 +16,7 @@ from coterie.models.fixed import (
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
-from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise
+from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise
 from coterie.models.trainable import (
     CONSTANT,
     call,
@@ -29,6 +29,7 @@ from coterie.models.trainable import (
     set_trainable,
     set_training,
     trainable,
+    without_batch_norm,
 )
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "check_network",
     "check_personal",
     "constants",
+    "constants_of",
     "deskew",
     "differing",
     "drawn",
@@ -68,4 +70,6 @@ __all__ = [
     "set_trainable",
     "set_training",
     "trainable",
+    "unused",
+    "without_batch_norm",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,17 +11,27 @@ import numpy as np
 from coterie.models.errors import ModelError
 from coterie.models.networks import MODELS, Shape, build
 from coterie.models.rows import DRAWN, Rows, batch, find_mixing
+from coterie.models.trainable import (
+    CONSTANT,
+    constants,
+    differing,
+    float32_arrays,
+    set_trainable,
+    sharing_memory,
+    trainable,
+)
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
     """Build a network given as ``module:function`` or by an entry point, and try it on random examples.
 
-    It must have parameters and no batch normalisation, return (n, num_classes) finite logits, or (n,) numbers without
-    classes, be deterministic, and treat every example by itself, whatever the other examples of a batch are. The last
-    is tested on random and extreme examples, which proves nothing.
+    It must have trainable parameters, and constants that are the same at every build and after a step of training
+    (models/trainable.py); compute the same after its trainable part is saved, and loaded into another build; return (n,
+    num_classes) finite logits, or (n,) numbers without classes; be deterministic; and treat every example by itself,
+    whatever the other examples of a batch are. The last is tested on random and extreme examples, which proves nothing.
 
     Args:
         name: the model; built-in ones are not checked.
@@ -41,6 +51,10 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
         torch.default_generator.manual_seed(0)
         network = build(name, shape, num_classes)
         _check_layers(name, network)
+        torch.default_generator.manual_seed(1)
+        other = build(name, shape, num_classes)
+        _check_builds(name, network, other)
+        torch.default_generator.manual_seed(0)
         fresh = copy.deepcopy(network)
         tokens = kind == "tokens"
         drawn = torch.randint(num_classes, (DRAWN, *shape)) if tokens else torch.randn(DRAWN, *shape)
@@ -53,7 +67,87 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
                     f"model '{name}': two calls with the same examples differ; remove dropout and other randomness, "
                     "which would stay active in evaluation, and any state between calls"
                 )
+        _check_step(name, network, x, num_classes)
+        _check_loaded(name, network, other, x, num_classes)
         _check_rows(name, network, x, num_classes, kind)
+
+
+def unused(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
+    """Return the trainable parameters of the network of a user on which its outputs do not depend."""
+    if name in MODELS:
+        return []
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        network = build(name, input_shape, num_classes)
+        drawn = torch.zeros(2, *input_shape, dtype=torch.int64) if kind == "tokens" else torch.randn(2, *input_shape)
+        gradients = _gradients(name, network, drawn.numpy(), num_classes)
+    return [name for name, gradient in gradients.items() if gradient is None]
+
+
+def _check_builds(name: str, one: nn.Module, other: nn.Module) -> None:
+    """Check that two builds have the same constants, and trainable parts of the same names and shapes."""
+    if one is other or set(map(id, one.parameters())) & set(map(id, other.parameters())):
+        raise ModelError(f"model '{name}' returns parameters that it returned before; build a new network at each call")
+    shapes = [{name: tuple(value.shape) for name, value in trainable(network).items()} for network in (one, other)]
+    if shapes[0] != shapes[1]:
+        where = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+        raise ModelError(f"model '{name}': parameter '{where}' has another name or shape at the next build")
+    if found := differing(constants(one), constants(other)):
+        raise ModelError(f"model '{name}': {_kind(one, found[0])} '{found[0]}' differs between two builds; {CONSTANT}")
+
+
+def _kind(network: nn.Module, name: str) -> str:
+    return "buffer" if name in dict(network.named_buffers()) else "frozen parameter"
+
+
+def _check_step(name: str, network: nn.Module, x: Rows, num_classes: int) -> None:
+    """Check that a step of training changes no constant, and has a gradient."""
+    network = copy.deepcopy(network)
+    before = {key: value.clone() for key, value in constants(network).items()}
+    gradients = _gradients(name, network, x, num_classes)
+    if all(gradient is None for gradient in gradients.values()):
+        raise ModelError(f"model '{name}': its outputs depend on none of its trainable parameters: {_few(gradients)}")
+    if changed := differing(before, constants(network)):
+        raise ModelError(
+            f"model '{name}': {_kind(network, changed[0])} '{changed[0]}' changes in a step of training; {CONSTANT}"
+        )
+
+
+def _gradients(name: str, network: nn.Module, x: Rows, num_classes: int) -> dict[str, Tensor | None]:
+    """Return the gradients of a loss, by parameter; None where it does not depend on one."""
+    import torch
+    from torch.nn.functional import cross_entropy, mse_loss
+
+    parameters = trainable(network)
+    try:
+        outputs = network(torch.tensor(x)).float()
+        if num_classes:
+            loss = cross_entropy(outputs, torch.arange(len(x)) % num_classes)
+        else:
+            loss = mse_loss(outputs, torch.zeros(len(x)))
+        if not loss.requires_grad:
+            return dict.fromkeys(parameters)
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    except Exception as error:  # a user's code
+        raise ModelError(
+            f"model '{name}' cannot be trained: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    return dict(zip(parameters, found, strict=True))
+
+
+def _check_loaded(name: str, network: nn.Module, other: nn.Module, x: Rows, num_classes: int) -> None:
+    """Check that the trainable part, loaded into another build in evaluation mode, gives the same outputs."""
+    wanted = _outputs(name, network, x, num_classes)
+    set_trainable(other, float32_arrays(network))
+    for module, why in (
+        (copy.deepcopy(other), "another build of the same parameters computes other outputs; hold every tensor as "),
+        (other.eval(), "in evaluation mode it computes other outputs than in training; "),
+    ):
+        found = _outputs(name, module, x, num_classes)
+        if not np.allclose(found, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()):
+            way_out = f"a parameter or buffer; {CONSTANT}" if "hold" in why else "let both compute the same"
+            raise ModelError(f"model '{name}': {why}{way_out}")
 
 
 def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, input_kind: str) -> None:
@@ -105,19 +199,62 @@ def _check_layers(name: str, network: nn.Module) -> None:
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.parameter import is_lazy
 
+    _check_wrappers(name, network)
     if not list(network.parameters()):
         raise ModelError(f"model '{name}' has no parameters to train")
     for layer, module in network.named_modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise ModelError(
                 f"model '{name}': layer '{layer}' ({type(module).__name__}) mixes the examples of a batch, and its "
-                "statistics are no parameters; use GroupNorm"
+                "statistics are no parameters; use GroupNorm: return coterie.models.without_batch_norm(network), or "
+                "freeze the layer with its statistics: eval() and requires_grad_(False)"
             )
         if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
             raise ModelError(
                 f"model '{name}': layer '{layer}' ({type(module).__name__}) has no shape before its first call; give "
                 "its input size"
             )
+    _check_parameters(name, network)
+
+
+def _check_wrappers(name: str, network: nn.Module) -> None:
+    import torch
+    from torch import nn
+
+    for module in network.modules():
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ModelError(
+                f"model '{name}' returns {type(module).__name__}; return its module: a client trains on one device"
+            )
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+            kind = "TorchScript" if isinstance(module, torch.jit.ScriptModule) else "a network of torch.compile"
+            raise ModelError(f"model '{name}' returns {kind}; return the torch.nn.Module of which it was made")
+
+
+def _check_parameters(name: str, network: nn.Module) -> None:
+    """Check the types and places of the trainable parameters."""
+    import torch
+
+    parameters = trainable(network)
+    if not parameters:
+        raise ModelError(f"model '{name}' has no parameters to train: all are frozen (requires_grad=False)")
+    for key, value in parameters.items():
+        if value.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or value.is_sparse:
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"model '{name}': parameter '{key}' is {kind}; messages hold dense real numbers: use float32"
+            )
+        if value.is_meta:
+            raise ModelError(f"model '{name}': parameter '{key}' has no values (device 'meta'); build it on the CPU")
+    if shared := sharing_memory(parameters):
+        raise ModelError(
+            f"model '{name}': parameters '{shared[0]}' and '{shared[1]}' share memory; assign one parameter to both "
+            "layers (second.weight = first.weight), or copy its values"
+        )
+
+
+def _few(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _outputs(name: str, network: nn.Module, x: Rows, num_classes: int, finite: bool = True) -> Rows:

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError
-from coterie.models.trainable import float32_arrays
+from coterie.models.trainable import constants, float32_arrays
 from coterie.plugins import PluginError, load_function, provided, unknown
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 Builder = Callable[[Shape, int], "nn.Module"]
@@ -117,6 +117,20 @@ def initialise(
         ModelError: see `build`.
     """
     return drawn(lambda: build(name, input_shape, num_classes), seed)
+
+
+def constants_of(name: str, input_shape: Sequence[int], num_classes: int) -> dict[str, Tensor]:
+    """Return the constants of a network from `build`; Coterie's own have none (models/trainable.py).
+
+    Raises:
+        ModelError: see `build`.
+    """
+    import torch
+
+    if name in MODELS:
+        return {}
+    with torch.random.fork_rng(devices=()):
+        return constants(build(name, input_shape, num_classes))
 
 
 def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.float32]]:

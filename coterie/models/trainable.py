@@ -52,6 +52,16 @@ def set_trainable(network: nn.Module, values: Mapping[str, Any]) -> None:
             network.get_parameter(name).copy_(torch.as_tensor(value))
 
 
+def sharing_memory(parameters: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Return the names of two parameters of which one is a view of the other; None without such."""
+    owners: dict[int, str] = {}
+    for name, value in parameters.items():
+        place = value.untyped_storage().data_ptr()
+        if value.numel() and owners.setdefault(place, name) != name:
+            return owners[place], name
+    return None
+
+
 def constants(network: nn.Module) -> dict[str, Tensor]:
     """Return the frozen parameters and all buffers, by name, also those that ``state_dict`` leaves out."""
     frozen = {name: value.detach() for name, value in network.named_parameters() if not value.requires_grad}
@@ -110,3 +120,34 @@ def set_training(network: nn.Module) -> None:
     for module in network.modules():
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
             module.training = True
+
+
+def without_batch_norm(network: nn.Module) -> nn.Module:
+    """Return a copy of a network with GroupNorm in place of batch normalisation.
+
+    A layer of images or sequences has up to 32 groups of two or more channels, one of vectors has one group. Factors
+    and summands are kept; instance normalisation loses its running statistics.
+    """
+    import copy
+
+    from torch import nn
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    network = copy.deepcopy(network)
+    for path, module in list(network.named_modules()):
+        if isinstance(module, _InstanceNorm):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+        if not isinstance(module, _BatchNorm):
+            continue
+        most = 1 if isinstance(module, nn.BatchNorm1d) else min(32, module.num_features // 2)
+        groups = max(count for count in range(1, max(most, 1) + 1) if module.num_features % count == 0)
+        norm = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
+        if module.affine:
+            norm.weight, norm.bias = module.weight, module.bias
+        parent, _, name = path.rpartition(".")
+        if not path:
+            return norm
+        setattr(network.get_submodule(parent), name, norm)
+    return network

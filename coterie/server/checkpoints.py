@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -16,9 +16,15 @@ from safetensors.numpy import save
 from coterie.files import FileError, open_regular
 from coterie.rounds.recorder import Checkpoint
 from coterie.wire.messages import Layout
+from coterie.wire.model_card import CONSTANTS_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The checkpoint in a run folder.
 CHECKPOINT = "checkpoint/state.safetensors"
+#: Constants of the network of a user, in a run folder.
+CONSTANTS = f"models/{CONSTANTS_FILE}"
 #: End of the message about a damaged file of a run.
 WAY_OUT = "; restore it from a copy, or start a new run with another --out"
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
@@ -93,3 +99,10 @@ def tensor_content(tensors: dict[str, np.ndarray], metadata: Mapping[str, Any]) 
     """Return the content of a file of tensors."""
     # One key of metadata: safetensors writes several in random order, and equal runs should leave equal files.
     return save(tensors, metadata={_ABOUT: json.dumps(metadata)})
+
+
+def constants_content(constants: Mapping[str, Tensor]) -> bytes:
+    """Return the content of a file of a network's constants, of any type."""
+    from safetensors.torch import save as save_tensors
+
+    return save_tensors({name: value.detach().cpu().contiguous().clone() for name, value in constants.items()})

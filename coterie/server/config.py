@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
 from coterie.strategies.settings import AggregationSettings
 from coterie.wire import ClientConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 S = TypeVar("S", bound=Settings)
 
@@ -403,6 +406,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema, data.columns
         )
 
+    @cached_property
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and buffers of the network of a user, by name."""
+        if self.method.produces != "models":
+            return {}
+        return networks.constants_of(self.training.model, *self.examples)
+
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
         """Shape of an example after the fixed features, and the number of classes."""
@@ -527,7 +537,20 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return [
             *filter(None, [self._evaluation_warning]),
             *(schema.warnings() if schema else ()),
+            *self._unused_warnings(),
             *planning.warnings(self),
+        ]
+
+    def _unused_warnings(self) -> list[str]:
+        if self.method.produces != "models":
+            return []
+        model = self.training.model
+        unused = networks.unused(model, *self.examples, self.facts.kind)
+        if not unused:
+            return []
+        return [
+            f"the outputs of model '{model}' do not depend on its parameters {', '.join(unused)}: they are sent, and "
+            "under privacy receive noise, to no effect; remove them, or freeze them at fixed values"
         ]
 
     # ---- checks -------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
-models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py)
+models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py); ``constants.safetensors``,
+                      frozen parameters and buffers of the network of a user, if it has some
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 start/                ``state.safetensors``, the initial models, if they are those of another run
 clients/              state of simulated clients, a file each; never part of a release
@@ -54,6 +55,7 @@ from coterie.files import (
     read_text,
     write_atomic,
 )
+from coterie.models import fingerprint
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
@@ -64,9 +66,11 @@ from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.checkpoints import (
     CHECKPOINT,
+    CONSTANTS,
     WAY_OUT,
     FolderError,
     checkpoint_content,
+    constants_content,
     read_checkpoint,
     tensor_content,
 )
@@ -155,6 +159,7 @@ class RunFolder(Recorder):
             _write_json(path / LOCAL, origin.to_json())
             config = config.with_data_dir(origin.folder)
         _replace(path / CONFIG, tomli_w.dumps(document).encode())
+        _keep_constants(path, config)
         return cls(path, config.with_plan(plan), plan, ledger, None)
 
     @classmethod
@@ -191,7 +196,14 @@ class RunFolder(Recorder):
             raise FolderError(f"{path} {error}") from None
         config, origin = _with_data(path, config, settings, check)
         header, charges = verified(path)
-        config = config.with_step(header.get("public", {}).get("server-lr"))
+        public = header.get("public", {})
+        config = config.with_step(public.get("server-lr"))
+        if "constants" in public and fingerprint(config.constants) != public["constants"]:
+            raise FolderError(
+                f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
+                f"the run; nothing was charged: restore its code and files, or compare {CONSTANTS}"
+            )
+        _keep_constants(path, config)
         plan, ledger_fields = _planned(header, charges, config)
         checkpoint, line = read_checkpoint(path / CHECKPOINT)
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
@@ -348,6 +360,13 @@ class RunFolder(Recorder):
     def _append_exact(self, record: RoundRecord) -> None:
         if exact := record.exact():
             _append(self.path / DIAGNOSTICS, exact)
+
+
+def _keep_constants(path: Path, config: RunConfig) -> None:
+    """Write the constants of the network, if there are some and they are not there yet."""
+    if config.constants and not (path / CONSTANTS).exists():
+        private_folder(path / "models")
+        _replace(path / CONSTANTS, constants_content(config.constants))
 
 
 def _change_settings(path: Path, changes: Mapping[str, Any]) -> None:

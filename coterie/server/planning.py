@@ -299,7 +299,7 @@ def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
 
 def about(config: RunConfig) -> dict[str, Any]:
     """Return the entries of the ledger's header for the certificate, beside the plan."""
-    declared = config.declared
+    declared, constants = config.declared, networks.fingerprint(config.constants)
     return {
         "seed": config.seed,
         "diagnostics": _diagnostics(config),
@@ -307,6 +307,7 @@ def about(config: RunConfig) -> dict[str, Any]:
             "server-lr": config.server_lr,
             "average-last": config.averaging.last,
             "reseed-every": config.aggregation.reseed_every,
+            **({"constants": constants} if constants else {}),
         },
         "tuned": {name: value for name, value in config.values.items() if declared[name].tuned},
         "unfounded": list(config.method.unfounded),

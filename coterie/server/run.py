@@ -72,6 +72,8 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     if (start := folder.start_models()) is not None:
         models = start.models if start.mean is None else start.mean
     client_config = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
+    if (constants := networks.fingerprint(config.constants)) is not None:
+        client_config["constants"] = constants
     rounds = rounds_of(config)
     try:
         with serve_metrics(folder, rounds):
@@ -124,6 +126,7 @@ def _card(
         cluster=0,
         clusters=models if of_records is None else config.run.clusters,
         additive=request.additive,
+        constants=networks.fingerprint(config.constants),
         encoder=of_records,
         columns=facts.schema.feature_names if facts.schema else facts.columns or None,
         table_schema=config.data.table_schema or None,

@@ -10,6 +10,8 @@ from coterie.fields import MAX_SCHEMA, ROUNDS, Bounds, Fields, Length, OneOf
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
+#: Name of the file of a network's constants, beside the files of its models.
+CONSTANTS_FILE = "constants.safetensors"
 #: Largest number of values of an example.
 MAX_EXAMPLE = 1 << 24
 
@@ -33,6 +35,8 @@ class ModelCard(Fields):  # large: one field per key
         cluster: index of this model; 0 if the method clusters records.
         clusters: number of clusters; each has a model unless the method clusters records.
         additive: whether the network is the sum of a global and a cluster's network (FedCAM).
+        constants: SHA-256 of the frozen parameters and buffers, which the function ``model`` builds, hexadecimal; None:
+            there are none.
         encoder: name of the encoder if the method clusters records; None if it trains models.
         columns: names of the features of a table, in order; None: unknown.
         table_schema: schema by which tables are read, as text; None: their columns are the features.
@@ -59,6 +63,7 @@ class ModelCard(Fields):  # large: one field per key
     cluster: Annotated[int, Bounds(0, 1_000_000)]
     clusters: Annotated[int, Bounds(1, 1_000_000)]
     additive: bool = False
+    constants: Annotated[str | None, Length(64)] = None
     encoder: str | None = None
     columns: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
     table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None

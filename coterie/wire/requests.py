@@ -82,6 +82,8 @@ class ClientConfig(Fields):
         strategy: the method, as the server names it.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
         run_request: the signed request for the run; None: it has none.
+        constants: SHA-256 of the network's frozen parameters and buffers, which the client builds too; None: there are
+            none.
     """
 
     error = RequestError
@@ -94,6 +96,7 @@ class ClientConfig(Fields):
     strategy: Annotated[str | None, Length(200)] = None
     loss_bound: Annotated[float | None, LOSS_BOUND] = None
     run_request: str | None = None
+    constants: Annotated[str | None, Length(64)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

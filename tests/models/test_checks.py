@@ -5,7 +5,7 @@ import torch
 from commands import assert_refused
 from torch import nn
 
-from coterie.models import MODELS, ModelError, check_network
+from coterie.models import MODELS, ModelError, check_network, unused
 
 CLASSES = 4
 
@@ -25,7 +25,110 @@ def flat(*layers):
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+class Own(nn.Module):
+    """A layer with something beside it, and outputs that may use it."""
+
+    def __init__(self, beside, use=lambda out, beside: out):
+        super().__init__()
+        self.inner, self.use = nn.Linear(6, CLASSES), use
+        self.beside = beside
+
+    def forward(self, x):
+        return self.use(self.inner(x), self.beside)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, CLASSES)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.calls += 1
+        return self.inner(x)
+
+
+class Slow(nn.Module):
+    """Half the outputs in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.inner(x) / (1 if self.training else 2)
+
+
+class Fourier(nn.Module):
+    def __init__(self, persistent, seeded):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0) if seeded else None
+        self.register_buffer("matrix", torch.randn(6, 8, generator=generator), persistent=persistent)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head((x @ self.matrix).cos())
+
+
+def two_views():
+    network = flat(nn.Linear(6, 6), nn.Linear(6, CLASSES), nn.Linear(CLASSES, CLASSES))
+    network[2].bias = nn.Parameter(network[3].bias.data)
+    return network
+
+
+def frozen(*layers, seeded=True):
+    """The first layer is frozen."""
+    network = flat(nn.Linear(6, 6), *layers, nn.Linear(6, CLASSES))
+    if seeded:
+        nn.init.eye_(network[1].weight)
+        nn.init.zeros_(network[1].bias)
+    network[1].requires_grad_(False)
+    return network
+
+
+def random_width():
+    width = int(torch.randint(3, 90, ()))
+    return flat(nn.Linear(6, width), nn.Linear(width, CLASSES))
+
+
+def with_frozen_statistics():
+    network = frozen(nn.BatchNorm1d(6).requires_grad_(False).eval())
+    network[2].running_mean.fill_(0.5)
+    return network
+
+
+SAME = flat(nn.Linear(6, CLASSES))
+
 NETWORKS = {
+    "frozen": lambda shape, classes: frozen(),
+    "frozen_at_random": lambda shape, classes: frozen(seeded=False),
+    "frozen_statistics": lambda shape, classes: with_frozen_statistics(),
+    "all_frozen": lambda shape, classes: flat(nn.Linear(6, classes)).requires_grad_(False),
+    "fourier": lambda shape, classes: Fourier(True, True),
+    "fourier_hidden": lambda shape, classes: Fourier(False, True),
+    "random_buffer": lambda shape, classes: Fourier(True, False),
+    "random_hidden_buffer": lambda shape, classes: Fourier(False, False),
+    "random_attribute": lambda shape, classes: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
+    "counting": lambda shape, classes: Counting(),
+    "spectral": lambda shape, classes: flat(nn.utils.spectral_norm(nn.Linear(6, classes))),
+    "weight_norm": lambda shape, classes: flat(nn.utils.parametrizations.weight_norm(nn.Linear(6, classes))),
+    "unused": lambda shape, classes: Own(nn.Linear(3, 3)),
+    "scalar": lambda shape, classes: Own(nn.Parameter(torch.tensor(2.0)), lambda out, beside: out * beside),
+    "complex": lambda shape, classes: Own(
+        nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64)), lambda out, beside: (out * beside).real
+    ),
+    "meta": lambda shape, classes: flat(nn.Linear(6, classes, device="meta")),
+    "parallel": lambda shape, classes: nn.DataParallel(flat(nn.Linear(6, classes))),
+    "script": lambda shape, classes: torch.jit.trace(flat(nn.Linear(6, classes)), torch.zeros(2, 6)),
+    "compiled": lambda shape, classes: torch.compile(flat(nn.Linear(6, classes))),
+    "views": lambda shape, classes: two_views(),
+    "same": lambda shape, classes: SAME,
+    "random_width": lambda shape, classes: random_width(),
+    "slow": lambda shape, classes: Slow(),
+    "detached": lambda shape, classes: Own(None, lambda out, beside: out.detach()),
+    "double": lambda shape, classes: nn.Sequential(Typed(torch.float64), nn.Linear(6, classes).double()),
+    "half": lambda shape, classes: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, classes).bfloat16()),
     "good": lambda shape, classes: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, classes)),
     "constant": lambda shape, classes: flat(nn.Linear(6, classes), Scaled()),
     "batch_norm": lambda shape, classes: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, classes)),
@@ -40,6 +143,15 @@ NETWORKS = {
     "seven": lambda shape, classes: flat(nn.Linear(6, 7)),
     "infinite": lambda shape, classes: flat(nn.Linear(6, classes), Scaled(float("inf"))),
 }
+
+
+class Typed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        return x.to(self.kind)
 
 
 class Scaled(nn.Module):
@@ -64,17 +176,34 @@ def network(monkeypatch):
     return lambda name: f"{module.__name__}:{name}"
 
 
-@pytest.mark.parametrize("name", ["good", "constant"])
+GOOD = [
+    "good",
+    "constant",
+    "frozen",
+    "frozen_statistics",
+    "fourier",
+    "fourier_hidden",
+    "weight_norm",
+    "unused",
+    "scalar",
+]
+
+
+@pytest.mark.parametrize("name", [*GOOD, "double", "half"])
 def test_a_network_of_the_contract_passes(network, name):
     state = torch.get_rng_state()
     check_network(network(name), (6,), CLASSES, "vectors")
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("batch_norm", r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.* use GroupNorm"),
+        (
+            "batch_norm",
+            r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*models.without_batch_norm\(network\)",
+        ),
         ("mixing", "output 0 of an example changes with one other example; replace batch normalisation"),
         ("dropout", "two calls with the same examples differ; remove dropout"),
         ("wide", r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each of 4 classes"),
@@ -82,12 +211,37 @@ def test_a_network_of_the_contract_passes(network, name):
         ("empty", "has no parameters to train"),
         ("lazy", r"layer '1' \(LazyLinear\) has no shape before its first call"),
         ("tuple", "returns tuple for 16 examples"),
+        (
+            "frozen_at_random",
+            "frozen parameter '1.weight' differs between two builds; .*same at every build.*Generator",
+        ),
+        ("random_buffer", "buffer 'matrix' differs between two builds"),
+        ("random_hidden_buffer", "buffer 'matrix' differs between two builds"),
+        ("random_attribute", "another build of the same parameters computes other outputs; hold every tensor as"),
+        ("counting", "buffer 'calls' changes in a step of training; frozen"),
+        ("spectral", "buffer '1.weight_[uv]' (differs between two builds|changes in a step)"),
+        ("all_frozen", "no parameters to train: all are frozen"),
+        ("complex", "parameter 'beside' is complex64; messages hold dense real numbers"),
+        ("meta", "parameter '1.weight' has no values"),
+        ("parallel", "returns DataParallel; return its module"),
+        ("script", "returns TorchScript; return the torch.nn.Module"),
+        ("compiled", "returns a network of torch.compile; return the torch.nn.Module"),
+        ("views", "'2.bias' and '3.bias' share memory"),
+        ("same", "build a new network at each call"),
+        ("random_width", "parameter '1.weight' has another name or shape at the next build"),
+        ("slow", "in evaluation mode it computes other outputs than in training"),
+        ("detached", "its outputs depend on none of its trainable parameters: inner.weight, inner.bias"),
         ("infinite", "initial outputs are not finite"),
     ],
 )
 def test_what_is_wrong_is_named(network, name, message):
     with pytest.raises(ModelError, match=message):
         check_network(network(name), (6,), CLASSES, "vectors")
+
+
+def test_unused_parameters_are_named(network):
+    assert unused(network("unused"), (6,), CLASSES, "vectors") == ["beside.weight", "beside.bias"]
+    assert unused(network("frozen"), (6,), CLASSES, "vectors") == []
 
 
 def test_a_network_for_real_targets_returns_one_number(network):
