@@ -12,6 +12,7 @@ import numpy as np
 from coterie.client.backend import train
 from coterie.client.personal import sum_of_two
 from coterie.datasets import DataError
+from coterie.models import trainable
 from coterie.privacy import PLANS, Plan, PrivacyError, certificate
 from coterie.privacy.accounting import min_noise
 from coterie.privacy.certificate import visible_epsilon
@@ -89,7 +90,7 @@ def seconds_of_client(config: RunConfig) -> float:
     request = config.strategy(planning.sketch(config)).training()
     if request.additive:
         network, initial = sum_of_two(network), np.concatenate([initial, initial])
-    layout = Layout.of(dict(network.named_parameters()))
+    layout = Layout.of(trainable(network))
 
     def measured(many: int) -> float:
         began, start = time.perf_counter(), np.tile(initial, (many, 1))
