@@ -7,6 +7,7 @@ import pytest
 from coterie.client.handlers import HANDLERS
 from coterie.client.state import ClientError
 from coterie.engine.in_process import LocalGrid
+from coterie.models import ModelError
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import EVALUATE, TRAIN
 
@@ -64,12 +65,12 @@ def failing(error):
 
 @pytest.mark.parametrize("network", ["parallel", "scripted", "traced"])
 @pytest.mark.filterwarnings("ignore")
-def test_networks_that_train_and_cannot_be_evaluated(tmp_path, monkeypatch, network):
+def test_networks_that_could_train_and_not_be_evaluated_are_refused(tmp_path, monkeypatch, network):
     (tmp_path / f"nets_{network}.py").write_text(NETWORKS)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RunError, match="no client could evaluate the models: the client failed: "):
+    with pytest.raises(ModelError, match=f"model 'nets_{network}:{network}' returns "):
         execute(tmp_path / "run", {**SETTINGS, "model": f"nets_{network}:{network}"})
-    assert (tmp_path / "run/models/cluster-0.safetensors").exists()
+    assert len((tmp_path / "run/ledger.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("error", [ClientError("no test data"), MemoryError("too large"), KeyError("weight")])
