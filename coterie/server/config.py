@@ -484,7 +484,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def server_optimizer(self) -> ServerOptimizer:
         """The optimizer of the server."""
-        return ServerOptimizer(self.aggregation.server_optimizer, self.aggregation.server_momentum)
+        name, momentum = self.aggregation.server_optimizer, self.aggregation.server_momentum
+        return ServerOptimizer(name, (0.0 if name == "adam" else 0.9) if momentum is None else momentum)
 
     @property
     def budget(self) -> float:

@@ -37,9 +37,9 @@ class AggregationSettings(Settings):
         choices=SERVER_OPTIMIZERS,
         tuned=True,
     )
-    server_momentum: float = setting(
-        0.9,
-        "weight of earlier rounds in the moving average of updates, beta",
+    server_momentum: float | None = setting(
+        None,
+        "weight of earlier rounds in the moving average of updates, beta; auto: 0.9 with momentum, 0 with adam",
         within=SHARE,
         tuned=True,
         only=("aggregation.server-optimizer", ("momentum", "adam")),

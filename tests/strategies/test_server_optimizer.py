@@ -274,8 +274,16 @@ def test_a_method_that_replaces_its_arrays_keeps_those_of_the_optimizer():
 
 @pytest.mark.parametrize("value", [-0.1, 1, 1.5, math.nan, "x"])
 def test_a_momentum_lies_in_0_to_1(value):
-    with pytest.raises(ConfigError, match=r"server-momentum = .* must be a finite number at least 0 and below 1"):
+    with pytest.raises(
+        ConfigError, match=r"server-momentum = .* must be 'auto' or a finite number at least 0 and below 1"
+    ):
         RunConfig({"server-optimizer": "momentum", "server-momentum": value})
+
+
+def test_the_momentum_without_a_setting():
+    found = {name: RunConfig({"server-optimizer": name}).server_optimizer for name in ("momentum", "adam")}
+    assert {name: optimizer.momentum for name, optimizer in found.items()} == {"momentum": 0.9, "adam": 0.0}
+    assert RunConfig({"server-optimizer": "adam", "server-momentum": 0.9}).server_optimizer == ADAM
 
 
 def test_a_momentum_without_effect_is_refused():
