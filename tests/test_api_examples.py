@@ -10,7 +10,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunFolder, run
 
 # Packages whose functions people call from their own code.
-PACKAGES = ("coterie", "coterie.privacy", "coterie.datasets", "coterie.clustering", "coterie.engine")
+PACKAGES = ("coterie", "coterie.privacy", "coterie.datasets", "coterie.clustering", "coterie.engine", "coterie.client")
 SETTINGS = {"strategy": "ifca", "dataset": "digits", "clients": 8, "clusters": 2, "rounds": 2, "epsilon": 8.0}
 PATIENTS = """age,cholesterol,label
 63,233,1

@@ -40,7 +40,7 @@ ALLOWED = {
         "wire",
     },
     "engine": {"client", "flower", "generators", "logs", "privacy", "progress", "rounds", "wire"},
-    "guard": {"client", "fields", "files", "logs", "privacy"},
+    "guard": {"client", "fields", "files", "logs", "privacy", "wire"},
     "inference": {"client", "datasets", "fields", "files", "models", "results", "settings", "wire"},
     "report": {"files", "privacy", "results", "settings", "strategies"},
     "server": {

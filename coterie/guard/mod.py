@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
@@ -27,11 +27,11 @@ from coterie.guard.site_names import names_of_run
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
 from coterie.privacy import Event, epsilon
+from coterie.wire.messages import EVALUATE, IDENTITY, REPLY, TRAIN
 
 #: Reason of every error reply of a guarded site: one text, whatever happened.
 REFUSAL = "refused by the site's guard, or the app failed; the reason is in the site's own log"
 
-_TRAIN = "train"
 _EXAMPLES = ("num-examples", "num_examples")
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -47,7 +47,12 @@ class Guard:
 
     The arguments are the terms of nodes without their own, such as simulated ones; see
     :class:`~coterie.guard.terms.Terms`.
+
+    Attributes:
+        report_name: name of the record by which the guard reports to :class:`~coterie.guard.GuardedServerApp`.
     """
+
+    report_name: ClassVar[str] = GUARD
 
     def __init__(
         self,
@@ -87,12 +92,15 @@ class Guard:
 
 def _answered(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
     message_type = message.metadata.message_type
-    if message_type.partition(".")[0] == _TRAIN:
+    report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)), terms.site)
+    if message_type == IDENTITY:  # of a strategy of Coterie: the answer is in the terms
+        identity = ConfigRecord({"client-id": terms.client_id, "evaluates": EVALUATE in terms.allow})
+        return RecordDict({REPLY: identity, GUARD: report.record()})
+    if message_type.partition(".")[0] == TRAIN:
         return _trained(message, context, call_next, terms)
     if message_type not in terms.allow:
         raise GuardError(f"{printable(message_type)} is not allowed; to allow it, list it under allow")
     reply = _reply(call_next(message, context))
-    report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)), terms.site)
     return RecordDict({**_metrics(reply, terms), GUARD: report.record()})
 
 

@@ -82,10 +82,10 @@ def models(folder):
     return {(file.name, key): values for file in files for key, values in load_file(file).items()}
 
 
-def test_the_example_with_a_client_app_of_its_own(environment, tmp_path):
+def test_the_example_that_makes_a_quickstart_clustered(environment, tmp_path):
     """examples/flower-app; tests/examples/test_flower_app.py runs it in process."""
     folder, federation = str(ROOT / "examples" / "flower-app"), "num-supernodes=8 client-resources-num-cpus=1"
-    settings = f'clients=8 rounds=2 epsilon=100.0 out="{tmp_path / "out"}"'
+    settings = f'clients=8 num-server-rounds=2 epsilon=100.0 out="{tmp_path / "out"}"'
     done = flwr(environment, "run", folder, "--stream", "--federation-config", federation, "--run-config", settings)
     assert latest(environment)["status"] == "finished:completed", done.stdout + done.stderr
     certificate = json.loads((tmp_path / "out" / "privacy.json").read_text())

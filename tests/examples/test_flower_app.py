@@ -1,55 +1,106 @@
-"""examples/flower-app: a ClientApp of its own under Coterie's IFCA, in process and by flwr run."""
+"""examples/flower-app: an app of Flower's quickstart, before and after it is clustered and certified."""
 
+import difflib
 import json
-import math
+import random
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from coterie.engine import InProcessGrid
+from coterie.privacy import read_ledger
 from coterie.testing import check_client
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "flower-app"
+FILES = ("client_app.py", "server_app.py")
+CONFIG = {"num-server-rounds": 20, "local-epochs": 2, "batch-size": 8, "learning-rate": 0.1}
 
 
 @pytest.fixture
-def apps(monkeypatch):
+def load(monkeypatch):
+    """Import a module of the example."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    from flower_app import client_app, server_app, task
 
-    yield client_app, server_app, task
-    for name in [name for name in sys.modules if name.startswith("flower_app")]:
+    def modules():
+        return [name for name in sys.modules if name.partition(".")[0] in ("quickstart", "clustered")]
+
+    for name in modules():
+        monkeypatch.delitem(sys.modules, name)
+    yield lambda name: __import__(name, fromlist=["app"])
+    for name in modules():
         del sys.modules[name]
 
 
-def test_the_client_has_60_lines_at_most():
-    assert len((FOLDER / "flower_app" / "client_app.py").read_text().splitlines()) <= 60
+def difference():
+    """The unified diff of the two apps."""
+    lines = []
+    for name in FILES:
+        before, after = ((FOLDER / room / name).read_text().splitlines() for room in ("quickstart", "clustered"))
+        lines += difflib.unified_diff(before, after, f"quickstart/{name}", f"clustered/{name}", lineterm="", n=0)
+    return lines
 
 
-def test_the_client_conforms(apps):
-    client_app, _, task = apps
-    node = {"partition-id": 0, "num-partitions": 40}
-    check_client(client_app.app, ArrayRecord(task.Net().state_dict()), train_config={"lr": 0.1}, node_config=node)
+def test_twenty_lines_make_the_app_clustered_and_certified():
+    changed = [line for line in difference() if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert 0 < len(changed) <= 20
+    assert sorted(path.name for path in (FOLDER / "clustered").glob("*.py")) == ["__init__.py", *FILES]
+
+
+def test_two_of_them_are_at_the_client():
+    lines = [line for line in difference()[: difference().index("--- quickstart/server_app.py")] if line[1:]]
+    assert [line for line in lines if line[0] == "+"][1:] == [
+        "+from coterie.client import ClusteredClientApp",
+        "+app = ClusteredClientApp()",
+    ]
+
+
+def test_the_readme_shows_the_diff():
+    shown = (FOLDER / "README.md").read_text().partition("```diff\n")[2].partition("\n```")[0]
+    assert shown.splitlines() == difference()
+
+
+def test_the_client_conforms(load):
+    check_client(
+        load("clustered.client_app").app,
+        ArrayRecord(load("quickstart.task").Net().state_dict()),
+        train_config={"lr": 0.1},
+        node_config={"partition-id": 0, "num-partitions": 40},
+        run_config=CONFIG,
+    )
+
+
+def run(load, room, out, clients, **config):
+    """Run both apps of a room in process."""
+    torch.manual_seed(0)
+    random.seed(0)
+    config = {**CONFIG, "clients": clients, "epsilon": 8.0, "out": str(out), **config}
+    grid = InProcessGrid(load(f"{room}.client_app").app, clients, run_config=config)
+    load(f"{room}.server_app").app(grid, Context(1, 1, {}, RecordDict(), config))
+    return torch.load(out / "final_model.pt")
+
+
+def test_both_apps_run(load, tmp_path, capsys):
+    models = {
+        room: run(load, room, tmp_path / room, 4, **{"num-server-rounds": 2}) for room in ("quickstart", "clustered")
+    }
+    assert set(models["clustered"]) == {f"{j}/{name}" for name in models["quickstart"] for j in (0, 1)}
+    assert capsys.readouterr().out.count("Held-out records") == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "least"), [(8.0, 0.0), (1e5, 0.6)])
-def test_a_run_in_process(apps, tmp_path, epsilon, least):
-    client_app, server_app, _ = apps
-    config = {"clients": 20, "rounds": 8, "lr": 0.1, "epsilon": epsilon, "out": str(tmp_path / "out")}
-    accuracy = []
-    server_app.log = lambda level, text, *values: accuracy.append(values[0])
-    server_app.app(InProcessGrid(client_app.app, 20), Context(1, 1, {}, RecordDict(), config))
-    certificate = json.loads((tmp_path / "out" / "privacy.json").read_text())
+def test_a_run_is_certified_and_learns(load, tmp_path, capsys):
+    run(load, "clustered", tmp_path, 100)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "Held-out" in line)
+    certificate = json.loads((tmp_path / "privacy.json").read_text())
     assert certificate["certified"] is True
-    assert certificate["charges"] == 8
-    assert 0 < certificate["epsilon"] <= epsilon
-    assert len((tmp_path / "out" / "ledger.jsonl").read_text().splitlines()) == 1 + 8
-    assert math.isfinite(accuracy[0])
-    assert accuracy[0] >= least
+    assert 7.9 < certificate["epsilon"] <= 8
+    header, charges = read_ledger(tmp_path / "ledger.jsonl")
+    assert (header["epsilon"], len(charges)) == (8, 20)
+    assert float(line.rpartition(": ")[2].strip("}")) > 0.65
 
 
 def test_the_message_table_names_every_field():

@@ -1,0 +1,1 @@
+"""The same app with a private model for each hidden group of clients."""

@@ -1,1 +1,0 @@
-"""A Flower app that trains one private model per hidden group of clients."""
