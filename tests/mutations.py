@@ -29,6 +29,7 @@ _SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/gua
 _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
+_CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
@@ -1195,6 +1196,34 @@ MUTATIONS = [
         "if not _record(client, asked | decision):",
         "if not _record(client, asked | decision) and False:",
         "tests/client/test_audited.py::test_a_reply_that_cannot_be_recorded_does_not_leave",
+    ),
+    Mutation(
+        "an app's clustered reply has all that the app replies",
+        _CLUSTERED,
+        "{name: content[name] for name in self._reports if name in content}",
+        "content",
+        f"{_CLUSTERED_TEST}::test_nothing_but_the_update_and_the_cluster_leaves",
+    ),
+    Mutation(
+        "the text of an app's exception leaves a clustered client",
+        _CLUSTERED,
+        "        except Exception as error:\n            raise ClientError(failed) from error",
+        "        except ZeroDivisionError as error:\n            raise ClientError(failed) from error",
+        f"{_CLUSTERED_TEST}::test_an_evaluation_without_a_loss_is_one_line",
+    ),
+    Mutation(
+        "the state of a choice of a cluster is kept",
+        _CLUSTERED,
+        "asked, deepcopy(asked.context), model",
+        "asked, asked.context, model",
+        f"{_CLUSTERED_TEST}::test_the_state_of_training_is_kept_and_that_of_a_choice_dropped",
+    ),
+    Mutation(
+        "an app that trains by itself accepts a plan of DP-SGD",
+        _CLUSTERED,
+        "if self.request.record_plans is not None:",
+        "if False:",
+        f"{_CLUSTERED_TEST}::test_what_an_app_cannot_do_is_refused_before_it_runs",
     ),
 ]
 

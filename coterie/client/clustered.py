@@ -84,6 +84,7 @@ class ClusteredClientApp(ClientApp):
             evaluation.
 
     Raises:
+        TypeError: the first argument is a ``client_fn``.
         ClientError: of a message, if the app breaks its contract or fails. Its text depends on the request and on the
             app's code alone, since Flower sends it to the server; the reason is in the client's own log.
         RequestError: of a message, if it is malformed.
@@ -98,6 +99,8 @@ class ClusteredClientApp(ClientApp):
     def __init__(
         self, mods: list[Mod] | None = None, *, loss: str = "eval_loss", accuracy: str | None = "eval_acc"
     ) -> None:
+        if callable(mods):
+            raise TypeError("a client_fn is Flower's old interface: use @app.train() and @app.evaluate()")
         super().__init__(mods=mods)
         self._loss, self._accuracy = loss, accuracy
         self._reports = [str(getattr(mod, _REPORT)) for mod in mods or () if hasattr(mod, _REPORT)]
@@ -105,23 +108,29 @@ class ClusteredClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a strategy of Coterie; refuse every other one."""
-        message_type = message.metadata.message_type
-        if message_type == IDENTITY:
-            return super().__call__(message, context)
-        answers = {TRAIN: self._trained, EVALUATE: self._evaluated, LOSSES: self._compared}
         try:
-            if message_type not in answers:
-                raise RequestError(f"this client answers {', '.join((*answers, IDENTITY))}, no other type of message")
-            request, models, layout = read_request(message_type, message.content)
-            asked = _Asked(message, context, request, models, layout)
-            asked.check()
-            content = answers[message_type](asked)
-            fix_size(content)
+            content = self._content(message, context)
         except (ClientError, RequestError, BdbQuit):
             raise
         except Exception as error:
             raise ClientError("the reply of the app cannot be used; see the client's own log") from error
         return Message(content, reply_to=message)
+
+    def _content(self, message: Message, context: Context) -> RecordDict:
+        message_type = message.metadata.message_type
+        if message_type == IDENTITY:
+            _client_id(context)  # has the clearer error
+            content = self._answer(IDENTITY, message, context)
+            return self._with_reports(RecordDict({REPLY: content.config_records[REPLY]}), content)
+        answers = {TRAIN: self._trained, EVALUATE: self._evaluated, LOSSES: self._compared}
+        if message_type not in answers:
+            raise RequestError(f"this client answers {', '.join((*answers, IDENTITY))}, no other type of message")
+        request, models, layout = read_request(message_type, message.content)
+        asked = _Asked(message, context, request, models, layout)
+        asked.check()
+        content = answers[message_type](asked)
+        fix_size(content)
+        return content
 
     def _identity(self, message: Message, context: Context) -> Message:
         identity = ConfigRecord({"client-id": _client_id(context), "evaluates": self._accuracy is not None})
@@ -178,9 +187,13 @@ class ClusteredClientApp(ClientApp):
 
     def _ask(self, message_type: str, asked: _Asked, context: Context, model: int) -> RecordDict:
         """Return what the app replies to a message with one model."""
+        return self._answer(message_type, asked.with_model(message_type, model), context)
+
+    def _answer(self, message_type: str, message: Message, context: Context) -> RecordDict:
+        """Return what the app replies, through its mods."""
         failed = f"the app failed in {message_type}; see the client's own log"
         try:
-            reply = super().__call__(asked.with_model(message_type, model), context)
+            reply = super().__call__(message, context)
         except BdbQuit:
             raise
         except Exception as error:

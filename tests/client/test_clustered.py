@@ -194,7 +194,7 @@ def test_metrics_of_other_names_are_named():
 def test_a_client_that_is_not_evaluated_says_so():
     grid = InProcessGrid(example(accuracy=None), 1)
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1, message_type="query.identity")])
-    assert dict(reply.content["reply"]) == {"client-id": 0, "evaluates": False}
+    assert (reply.content["reply"]["client-id"], reply.content["reply"]["evaluates"]) == (0, False)
     with pytest.raises(ClientError, match="answers no evaluation"):
         ask(example(accuracy=None), EvaluateRequest(round=1))
 
@@ -318,6 +318,29 @@ def test_an_error_of_a_mod_stays_at_the_client():
     reply = ask(example(mods=[mod]), TrainRequest(round=1), raise_errors=False)
     assert "the app failed in evaluate" in reply.error.reason
     assert SECRET not in reply.error.reason
+
+
+def test_an_introduction_holds_the_number_alone():
+    def adds(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["more"] = MetricRecord({"num-examples": 17})
+        return reply
+
+    def fails(message, context, call_next):
+        raise RuntimeError(SECRET)
+
+    def introduce(mod):
+        grid = InProcessGrid(example(mods=[mod]), 1)
+        return next(iter(grid.send_and_receive([Message(RecordDict(), dst_node_id=1, message_type="query.identity")])))
+
+    content = introduce(adds).content
+    assert (set(content), content["reply"]["client-id"]) == ({"reply"}, 0)
+    assert SECRET not in introduce(fails).error.reason
+
+
+def test_a_client_of_flower_s_old_interface_is_refused():
+    with pytest.raises(TypeError, match=r"use @app.train\(\)"):
+        ClusteredClientApp(lambda context: None)
 
 
 def test_the_reason_is_the_cause_of_the_error():
