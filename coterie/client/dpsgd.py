@@ -384,7 +384,7 @@ class _Probe:
     @classmethod
     def of(cls, model: nn.Module, examples: Examples) -> _Probe:
         shape, x_dtype, y_dtype, device = examples
-        network = copy.deepcopy(model)
+        network = copy.deepcopy(model).cpu()
         set_training(network)
         for layer in network.modules():
             if getattr(layer, "inplace", False):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from coterie.fields import COUNT, LEARNING_RATE, LOCAL_EPOCHS
 from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
@@ -41,3 +43,7 @@ class TrainingSettings(Settings):
         choices=("float32", "tf32", "bfloat16"),
         client=True,
     )
+
+    def mean_lr(self, rounds: int) -> float:
+        """Root mean square of ``lr`` over the rounds of a run."""
+        return self.lr * float(np.sqrt(np.mean(self.lr_decay ** (2.0 * np.arange(rounds)))))

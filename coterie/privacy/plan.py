@@ -262,6 +262,14 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
         return math.sqrt(float(np.mean(np.cumsum(self.noise_of_rounds**2))))
 
+    def noise_walk(self, lr: float) -> float:
+        """Standard deviation of the noise of all rounds in a parameter, if the server's step size is 1.
+
+        Args:
+            lr: root mean square over rounds of the step size of the clients; it matters where clients add the noise.
+        """
+        return math.sqrt(2) * self.model_noise * self.scale / self.expected_members
+
     def noise_of_sums(self, number: int) -> float:
         """Return the standard deviation of the noise in a coordinate of a sum that round ``number`` releases."""
         return float(self.of_round(number).noise_multiplier_updates * self.scale)

@@ -263,11 +263,15 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
             first: whether the update is of round 1.
         """
         batch = self.batch(first)
-        steps = self.steps(batch)
-        records = steps * batch
+        records = self.steps(batch) * batch
         gradients = records + 6.5 * math.sqrt(records) + 14
-        noise = self.noise_of_gradients(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
-        return lr * self.clip_norm / batch * (gradients + noise)
+        noise = self.update_noise(lr, first=first) * (math.sqrt(size) + 6.5)
+        return lr * self.clip_norm / batch * gradients + noise
+
+    def update_noise(self, lr: float, *, first: bool = False) -> float:
+        """Standard deviation of the noise in a coordinate of one round's update: lr z_c c sqrt(S) / b for S steps."""
+        batch = self.batch(first)
+        return lr * self.clip_norm / batch * self.noise_of_gradients(first) * math.sqrt(self.steps(batch))
 
     def expected(
         self, charges: Sequence[Mapping[str, Any]], plan: RecordPlan, earlier: Mapping[Event, int] = NO_EVENTS

@@ -55,20 +55,26 @@ def sampling_rate(config: RunConfig) -> float:
     return min(1.0, _MESSAGES / config.data.clients)
 
 
-def server_lr(plan: Plan, optimizer: ServerOptimizer) -> float:
+def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0) -> float:
     """Return the value of ``server-lr = "auto"``, from public numbers; docs/results.md has the table of its choice.
 
-    Under client-level privacy, the noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`:
-    more noise has smaller steps, a larger cohort larger ones. By momentum, the noise moves it no further. Adam divides
-    by at least the noise of a round, so that it moves by eta in place of eta sigma: what is left of the plan is how the
-    noise of rounds adds up, also without known noise.
+    The noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`: more noise has smaller
+    steps, a larger cohort larger ones. By momentum, the noise moves it no further. Adam divides by at least the noise
+    of a round, so that it moves by eta in place of eta sigma: what is left of the plan is how the noise of rounds adds
+    up, also without known noise.
+
+    Args:
+        plan: of the run.
+        optimizer: of the server.
+        lr: root mean square over rounds of the step size of the clients.
     """
-    walk = math.sqrt(2) * plan.model_noise * plan.scale
+    walk = plan.noise_walk(lr)
     if optimizer.name == "adam":
         noise = np.array([plan.noise_of_sums(number) for number in range(1, plan.rounds + 1)])
-        steps = walk / math.sqrt(np.mean(noise**2)) if noise.any() else math.sqrt(plan.rounds)
+        steps = walk * plan.expected_members / math.sqrt(np.mean(noise**2)) if noise.any() else math.sqrt(plan.rounds)
         return _NOISE_WALK / (steps * optimizer.gain(plan.rounds))
-    return min(_NOISE_WALK * plan.expected_members / walk, LARGEST_STEP) if plan.unit == "client" else 1.0
+    largest = LARGEST_STEP if plan.unit == "client" else 1.0
+    return min(_NOISE_WALK / walk, largest) if walk else 1.0
 
 
 def plan(config: RunConfig) -> Plan:

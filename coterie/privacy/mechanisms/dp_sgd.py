@@ -12,6 +12,7 @@ before it replies (client/budget.py).
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +146,16 @@ class RecordLevel(Plan):
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
         """See :meth:`RecordPlan.max_update_norm`."""
         return self.of_client(client).max_update_norm(size, lr, first=first)
+
+    def noise_walk(self, lr: float) -> float:
+        """See :meth:`Plan.noise_walk`; of a cluster that has an equal share of all clients.
+
+        A mean of updates has the noise sqrt(k sum w_i^2 s_i^2) / sum w_i in a coordinate, where s_i is that of an
+        update (:meth:`RecordPlan.update_noise`). Round 1 counts as one of the others.
+        """
+        weights = self.weight_of_clients()
+        noise = np.array([self.of_client(client).update_noise(lr) for client in range(self.clients)])
+        return math.sqrt(self.rounds * self.num_clusters) * float(np.linalg.norm(weights * noise) / np.sum(weights))
 
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """All clients, in every round."""
