@@ -72,7 +72,7 @@ class Row:
         settings: configuration keys, which override those of the column.
         paper: published value in every column; None if there is none.
         tune: tuned keys; ``settings`` holds their values for the quick table.
-        columns: names of its columns; empty for all.
+        columns: settings of its columns; empty for all.
         central: centralised clustering method, one of :data:`CENTRAL`; empty for a federated run.
     """
 
@@ -133,7 +133,7 @@ class Table:  # large: one field per key
         """Return every row with the first column of each of its settings, because scores share runs."""
         columns = {column.setting: column for column in reversed(self.columns)}
         first = [column for column in self.columns if columns[column.setting] is column]
-        return [(r, c) for r in self.rows for c in first if not r.columns or c.name in r.columns]
+        return [(r, c) for r in self.rows for c in first if not r.columns or c.setting in r.columns]
 
     def candidates(self, row: Row) -> list[dict[str, Any]]:
         """Return all combinations of the tuned values of ``row``."""
@@ -284,10 +284,10 @@ def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]
 
 def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Raise ValueError for an undefined name or an unsuitable plot type."""
-    names, settings = [column.name for column in columns], [column.setting for column in columns]
+    settings = [column.setting for column in columns]
     grid, plot = raw.get("tuning", {}).get("grid", {}), raw.get("plot", "dots")
     unknown = [column.tuned_at for column in columns if column.tuned_at not in settings]
-    unknown += [name for row in rows for name in row.columns if name not in names]
+    unknown += [name for row in rows for name in row.columns if name not in settings]
     unknown += [key for row in rows for key in row.tune if key not in grid]
     unknown += [row.central for row in rows if row.central not in ("", *CENTRAL)]
     if unknown or plot not in PLOTS:

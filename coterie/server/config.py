@@ -478,8 +478,9 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def server_lr(self) -> float:
         """The resolved step size of the server."""
+        lr = self.training.mean_lr(self.run.rounds)
         set_or_first = self.aggregation.server_lr or self._first_step
-        return set_or_first or planning.server_lr(self.plan, self.server_optimizer, self.training.mean_lr(self.run.rounds))
+        return set_or_first or planning.server_lr(self.plan, self.server_optimizer, lr)
 
     @property
     def server_optimizer(self) -> ServerOptimizer:

@@ -27,7 +27,7 @@ class AggregationSettings(Settings):
     )
     server_lr: float | None = setting(
         None,
-        "step size of the server, eta; auto: from the noise, cohort and clip-norm of client-level privacy, else 1",
+        "step size of the server, eta; auto: from noise, members of a cluster and clip-norm, or 1 without privacy",
         within=LEARNING_RATE,
         tuned=True,
     )

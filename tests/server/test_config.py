@@ -86,7 +86,23 @@ def test_the_step_of_the_server_follows_from_public_numbers():
     assert step(clients=4000) == 4  # where noise is no limit, clipped updates are
     assert step(server_lr=1.25) == 1.25
     assert RunConfig({"privacy-unit": "none"}).server_lr == 1
-    assert RunConfig({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}).server_lr == 1
+
+
+def test_the_step_of_the_server_follows_from_the_noise_of_clients_at_record_level():
+    def step(**values):
+        numbers = {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90, "batch-size": 30}
+        numbers |= {"clients": 16, "rounds": 25, "local-epochs": 2, "lr": 0.5, "clip-norm": 2.0}
+        numbers |= {"noise-multiplier": 9.0}
+        return RunConfig({**numbers, **{name.replace("_", "-"): value for name, value in values.items()}}).server_lr
+
+    # 25 rounds of 6 steps, each with the noise lr z c / b in the update of one of 16 clients
+    noise = 0.5 * 9.0 * 2.0 / 30 * math.sqrt(25 * 6) / math.sqrt(16)
+    assert step() * noise == pytest.approx(0.3)
+    assert step(lr=1.0, clip_norm=4.0) == pytest.approx(step() / 4)
+    assert step(strategy="oracle", clusters=4) == pytest.approx(step() / 2)  # four clients per model
+    assert step(lr_decay=0.5, lr=2.0) == pytest.approx(step() * 5 * math.sqrt(0.75) / 4)  # sum of 0.25^t
+    assert step(noise_multiplier=1.0) == 1  # clients' own steps are limited by their noise, the server's is not longer
+    assert step(server_lr=1.25) == 1.25
 
 
 def test_the_last_models_are_averaged_under_client_level_privacy():
