@@ -40,7 +40,7 @@ from coterie.client.device import products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import LocalTrainingConfig, example_loss
-from coterie.datasets import Federation, OwnFederation, Shard
+from coterie.datasets import Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
 from coterie.models import CONSTANT, ModelError, call, constants, differing, num_parameters, set_training, trainable
 from coterie.privacy import RecordPlan, gaussian
@@ -57,15 +57,21 @@ _MAX_RECORDS = 256
 _MAX_NUMBERS = 2**19
 
 
-def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
-    """Check on random records of the data's kind that a network supports DP-SGD; the data are not read.
+def check_supported(model: nn.Module, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
+    """Check on random records that a network supports DP-SGD.
+
+    Args:
+        model: the network.
+        input_shape: shape of an example, after the features.
+        num_classes: 0 for real targets.
+        kind: "images", "vectors" or "tokens".
 
     Raises:
         ModelError: its per-record gradients are not supported.
     """
-    x = torch.int64 if data.kind == "tokens" else torch.float32
-    y = torch.int64 if data.num_classes else torch.float32
-    examples = Examples(tuple(data.input_shape), x, y, "cpu")
+    x = torch.int64 if kind == "tokens" else torch.float32
+    y = torch.int64 if num_classes else torch.float32
+    examples = Examples(tuple(input_shape), x, y, "cpu")
     if _together(model, examples) is None:
         _clipper(model, examples, example_loss, ghost=True)
 

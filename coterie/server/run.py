@@ -216,7 +216,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     shape, classes = config.examples
     if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
-        networks.check_network(config.training.model, shape, classes, config.facts.kind)
+        _check_network(config)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
@@ -229,6 +229,16 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     drawn = [strategy.initial_parameters(draw) for _ in range(max(config.models, 1))]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
+
+
+def _check_network(config: RunConfig) -> None:
+    """Check the network of a user, at record level also that it has gradients of records; Coterie's own have."""
+    model, kind = config.training.model, config.facts.kind
+    networks.check_network(model, *config.examples, kind)
+    if config.privacy.privacy_unit == "record" and model not in networks.MODELS:
+        from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
+
+        check_supported(networks.build(model, *config.examples), *config.examples, kind)
 
 
 def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") -> str:

@@ -18,7 +18,6 @@ from coterie.server.run import execute
 from coterie.settings import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.datasets import Federation, OwnFederation
     from coterie.results import Outcome
 
 
@@ -36,7 +35,6 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
     Raises:
         ConfigError: a setting does not suit the engine or this machine.
         DataError: the data cannot be loaded.
-        ModelError: the network does not support DP-SGD, which the run needs.
     """
     from coterie.datasets import OWN_DATA, DataError
     from coterie.engine.workers import start_server, workers_for
@@ -52,8 +50,6 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
         sizes = [len(data.shard(client).y) for client in range(data.clients)]
         if not any(sizes):
             raise DataError(f"none of the {data.clients} clients has training records; the log gives the reasons")
-    if config.privacy.privacy_unit == "record" and config.method.produces == "models":
-        _check_per_record(config, data)
     if config.training.device == "cuda":
         import torch
 
@@ -110,16 +106,6 @@ def _compared(folder: RunFolder, outcome: Outcome) -> Outcome:
     outcome = replace(outcome, diagnostics=compared_alone(folder.config, outcome.diagnostics))
     folder.write_outcome(outcome)
     return outcome
-
-
-def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:
-    """Check that the network of a user supports DP-SGD; Coterie's own are known to."""
-    from coterie.models import MODELS, build
-
-    if config.training.model not in MODELS:
-        from coterie.client.dpsgd import check_supported
-
-        check_supported(build(config.training.model, *config.examples), data)
 
 
 def _cores() -> int:

@@ -27,7 +27,7 @@ from coterie.strategies import adaptive_clipping
 from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation, run_rounds
 from coterie.strategies.method import FloatArray, Method
 from coterie.strategies.options import StrategyOptions
-from coterie.wire.messages import pack_models, unpack_models
+from coterie.wire.messages import check_trainable, pack_models, unpack_models
 
 
 class ClusteredStrategy(Method, Strategy):
@@ -101,8 +101,9 @@ class ClusteredStrategy(Method, Strategy):
         that a subclass overrides are called.
 
         Raises:
-            StrategyError: more rounds than planned.
+            StrategyError: more rounds than planned, or an array that is no parameter.
         """
+        self._check_arrays(initial_arrays)
         if num_rounds > self.plan.rounds:
             raise StrategyError(f"num_rounds = {num_rounds} exceeds the {self.plan.rounds} rounds of the plan")
         self.summary()
@@ -145,6 +146,12 @@ class ClusteredStrategy(Method, Strategy):
         assigned = self.assignments(number)
         return self.statistics.labels if assigned is None else assigned
 
+    def _check_arrays(self, arrays: ArrayRecord) -> None:
+        try:
+            check_trainable(arrays, private=self.plan.private)
+        except ValueError as error:
+            raise StrategyError(str(error)) from None
+
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 
     def overrides(self, *hooks: str) -> bool:
@@ -160,6 +167,7 @@ class ClusteredStrategy(Method, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Messages of the method's next phase to a newly sampled cohort."""
+        self._check_arrays(arrays)
         models, layout = unpack_models(arrays)
         self.run.state = replace(self.run.state, layout=layout)
         configure_clients(self, config, server_round)

@@ -1,5 +1,6 @@
 """What travels between server and clients, as types with bounds."""
 
+from coterie.wire.messages import trainable_arrays
 from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summary, summary_of
 from coterie.wire.requests import (
     REQUESTS,
@@ -34,4 +35,5 @@ __all__ = [
     "digest",
     "read_request",
     "summary_of",
+    "trainable_arrays",
 ]

@@ -24,11 +24,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from coterie.models import float32_arrays
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
@@ -57,6 +62,9 @@ DIVERGED = "training diverged; scale features and targets (docs/tables.md), or l
 T = TypeVar("T")
 
 
+# Types of arrays that can be parameters, and last names of buffers that are none, although they are real numbers.
+_REAL = ("float16", "float32", "float64")
+_STATISTICS = ("running_mean", "running_var")
 # Largest header of NumPy's format; 128 bytes for the shapes in use.
 _MAX_HEADER = 1024
 
@@ -171,6 +179,35 @@ def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32],
         raise ValueError("the models must be clusters 0, 1, ... with the same parameters each")
     layout = layouts.pop()
     return np.stack([layout.flatten(clusters[j]) for j in range(len(clusters))]), layout
+
+
+def trainable_arrays(network: nn.Module) -> ArrayRecord:
+    """Return the trainable part of a network as float32 arrays, for the start of a strategy (models/trainable.py)."""
+    return ArrayRecord({name: _pack(value) for name, value in float32_arrays(network).items()})
+
+
+def check_trainable(record: Mapping[str, Array], *, private: bool) -> None:
+    """Check that the arrays of initial models are parameters, which training and noise may move.
+
+    Args:
+        record: as for :func:`unpack_models`.
+        private: whether noise is added to updates.
+
+    Raises:
+        ValueError: one is of integers, booleans or complex numbers; or, in a private run, a running statistic.
+    """
+    for name, array in record.items():
+        if array.dtype not in _REAL:
+            raise ValueError(
+                f"array '{name}' is {array.dtype}: the models of a strategy are parameters, which training and noise "
+                "move, and real numbers; start with coterie.wire.trainable_arrays(network), which leaves out buffers "
+                "and frozen parameters"
+            )
+        if private and name.rpartition(".")[2] in _STATISTICS:
+            raise ValueError(
+                f"array '{name}' is a statistic of normalisation, which noise would make useless: a variance may "
+                "become negative; train coterie.models.without_batch_norm(network)"
+            )
 
 
 def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:

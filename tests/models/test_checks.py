@@ -274,7 +274,7 @@ def test_the_command_ends_in_one_line_before_a_folder_is_made(coterie, tmp_path)
 
 
 def test_a_network_without_per_record_gradients_is_refused_at_record_level(coterie, tmp_path):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "mine_tied.py").write_text(
         "from torch import nn\n"
         "class Tied(nn.Module):\n"
         "    def __init__(self, classes):\n"
@@ -286,7 +286,7 @@ def test_a_network_without_per_record_gradients_is_refused_at_record_level(coter
         "    return Tied(classes)\n"
     )
     answer = coterie(
-        "run", "--strategy", "f-cdpfl", "--model", "mine:make", "--clients", 10, "--set", "samples-per-client=30"
+        "run", "--strategy", "f-cdpfl", "--model", "mine_tied:make", "--clients", 10, "--set", "samples-per-client=30"
     )
     assert_refused(answer, "DP-SGD: ")
     assert not (tmp_path / "runs").exists()
