@@ -276,7 +276,7 @@ class TrainedModels(Sequence[nn.Module]):
         The input is ``examples``, float32 (n, ...) prepared examples; the output is ``outputs``.
 
         Raises:
-            InferenceError: the extra is missing.
+            InferenceError: the extra is missing, or PyTorch cannot export the network of a user.
         """
         try:
             import onnx
@@ -287,7 +287,16 @@ class TrainedModels(Sequence[nn.Module]):
         target.mkdir(parents=True, exist_ok=True)
         written = []
         for cluster, module in enumerate(self):
-            example = torch.zeros(2, *self.input_shape, dtype=torch.int64 if self.card.kind == "tokens" else None)
+            proto = self._onnx(module)
+            onnx.helper.set_model_props(proto, {"coterie": json.dumps(self.cards[cluster].to_json())})
+            written.append(target / f"cluster-{cluster}.onnx")
+            written[-1].write_bytes(proto.SerializeToString())
+        return written
+
+    def _onnx(self, module: nn.Module) -> Any:
+        """Return a module as a protocol buffer of ONNX, for any number of examples."""
+        example = torch.zeros(2, *self.input_shape, dtype=torch.int64 if self.card.kind == "tokens" else None)
+        try:
             program = torch.onnx.export(
                 _Sum(list(module.children())).eval() if isinstance(module, Additive) else module,
                 (example,),
@@ -299,10 +308,19 @@ class TrainedModels(Sequence[nn.Module]):
             )
             assert program is not None
             proto = program.model_proto
-            onnx.helper.set_model_props(proto, {"coterie": json.dumps(self.cards[cluster].to_json())})
-            written.append(target / f"cluster-{cluster}.onnx")
-            written[-1].write_bytes(proto.SerializeToString())
-        return written
+        except Exception as error:  # of the exporter, about a user's code
+            while error.__cause__ is not None:
+                error = error.__cause__  # type: ignore[assignment]
+            raise InferenceError(
+                f"PyTorch cannot export model '{self.card.model}' to ONNX: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:500]}"
+            ) from error
+        if proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param != "n":
+            raise InferenceError(
+                f"model '{self.card.model}' would only take {len(example)} examples at once in ONNX, since its code "
+                "computes with their number: use x.shape[0] in place of len(x)"
+            )
+        return proto
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:

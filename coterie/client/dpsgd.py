@@ -448,7 +448,7 @@ def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | 
         wanted = probe.wanted(loss)
         clipping = GhostClipping(probe.network, loss)
         gradients = clipping.gradients(probe.x, probe.y)
-    except (NotImplementedError, RuntimeError, ValueError):
+    except Exception:  # a user's code
         return None  # the reference refuses it, with the reason
     found = [gradients.get(parameter) for parameter in clipping.named.values()]
     identity = torch.eye(2, dtype=torch.float64, device=examples.device)
@@ -499,10 +499,10 @@ def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Modul
         both = _gradients(wrapped, list(named.values()), probe.x, probe.y, loss)
     except ModelError:
         raise
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a user's code
         raise ModelError(
-            f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: {error}. Build it "
-            "of layers without buffers, use every parameter, and change no layer's output in place"
+            f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: "
+            f"{' '.join(str(error).split())}. Build it of layers of one input, and change no layer's output in place"
         ) from error
     name = _differing(named, both, wanted)
     if name is not None:

@@ -320,8 +320,8 @@ def _windows(layer: Convolution, x: Tensor) -> Tensor:
 
 def _embedding(layer: nn.Embedding, calls: Calls) -> Found:
     """The gradient of a token's row is the sum over its positions."""
-    tokens = torch.cat([x.flatten(1) for x, _ in calls], dim=1)
-    slopes = torch.cat([g.flatten(1, -2) for _, g in calls], dim=1)
+    tokens = torch.cat([x.reshape(len(x), -1) for x, _ in calls], dim=1)
+    slopes = torch.cat([g.reshape(len(g), -1, g.shape[-1]) for _, g in calls], dim=1)
     if layer.padding_idx is not None:
         slopes = slopes.where((tokens != layer.padding_idx)[..., None], 0)
     records = torch.arange(len(tokens), device=tokens.device)[:, None]
