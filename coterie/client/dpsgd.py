@@ -9,7 +9,8 @@ If c is adaptive, a step also counts the gradients of B that are shorter than a 
 sum of :func:`short` over records with noise; see :class:`~coterie.privacy.RecordPlan`.
 
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
-The reference takes per-record gradients of any network from Opacus. Networks of common layers are clipped without
+The reference takes per-record gradients of a network from Opacus; of networks that it does not support from
+``torch.func``, each record in a batch of its own. Networks of common layers are clipped without
 materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
 after the other. On a GPU, all clients train at once, with materialised gradients for networks of other layers.
 
@@ -366,6 +367,58 @@ class _Opacus(Clipper):
         return _clipped_sum(_gradients(self._network, list(self.named.values()), x, y, self._loss), clip_norm)
 
 
+class _OneByOne(Clipper):
+    """For networks that Opacus does not support: materialises the gradients of each record in a batch of its own."""
+
+    def __init__(self, network: nn.Module, loss: Loss) -> None:
+        self._network, self.named, self._loss = network, trainable(network), loss
+        self.numbers = 3 * num_parameters(network)
+
+    def gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the (m, *shape) gradients of every parameter."""
+
+        def total(values: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+            return self._loss(call(self._network, values, record[None]), target[None]).sum()
+
+        values = {name: value.detach() for name, value in self.named.items()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # expected of layers that Opacus lacks
+            found = vmap(grad(total), in_dims=(None, 0, 0))(values, x, y)
+        return [found[name] for name in self.named]
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+        return _clipped_sum(self.gradients(x, y), clip_norm)
+
+
+@lru_cache(maxsize=4)
+def _one_by_one(model: nn.Module, examples: Examples, loss: Loss) -> _OneByOne | None:
+    """Return how gradients are taken where Opacus does not support the network; None where it does.
+
+    A network that mixes records has other gradients for two records than for each alone.
+
+    Raises:
+        ModelError: neither supports it.
+    """
+    try:
+        _wrapped(model, examples, loss)
+    except ModelError as refusal:
+        if any(getattr(layer, name, None) for layer in model.modules() for name in ("max_norm", "scale_grad_by_freq")):
+            raise  # what a batch reads changes the weights, or the gradients of other records
+        probe = _Probe.of(model, examples)
+        clipping = _OneByOne(probe.network, loss)
+        try:
+            wanted = probe.wanted(loss)
+            both = clipping.gradients(probe.x, probe.y)
+            together = probe.together(loss)
+        except Exception:  # a user's code
+            raise refusal from None
+        sums = [alone.sum(0) for alone in wanted]
+        if _differing(clipping.named, both, wanted) or _differing(clipping.named, together, sums):
+            raise
+        return clipping
+    return None
+
+
 def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
     """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
     for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
@@ -376,7 +429,7 @@ def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> C
                 "privacy-unit = client"
             )
     clipping = _ghost(model, examples, loss) if ghost else None
-    return clipping or _Opacus(*_wrapped(model, examples, loss), loss)
+    return clipping or _one_by_one(model, examples, loss) or _Opacus(*_wrapped(model, examples, loss), loss)
 
 
 @dataclass(frozen=True)
@@ -419,6 +472,12 @@ class _Probe:
         if changed := differing(before, constants(plain)):
             raise ModelError(f"DP-SGD: '{changed[0]}' of {type(plain).__name__} changes in training: {CONSTANT}")
         return [torch.stack(alone) for alone in zip(*gradients, strict=True)]
+
+    def together(self, loss: Loss) -> list[Tensor]:
+        """Return the gradients of the sum of both losses."""
+        plain = copy.deepcopy(self.network)
+        total, parameters = loss(plain(self.x), self.y).sum(), list(trainable(plain).values())
+        return list(torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True))
 
 
 def _differing(names: Iterable[str], gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:

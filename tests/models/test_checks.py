@@ -274,19 +274,19 @@ def test_the_command_ends_in_one_line_before_a_folder_is_made(coterie, tmp_path)
 
 
 def test_a_network_without_per_record_gradients_is_refused_at_record_level(coterie, tmp_path):
-    (tmp_path / "mine_tied.py").write_text(
+    (tmp_path / "mine_rows.py").write_text(
         "from torch import nn\n"
-        "class Tied(nn.Module):\n"
+        "class Rows(nn.Module):\n"
         "    def __init__(self, classes):\n"
         "        super().__init__()\n"
-        "        self.inner = nn.Linear(64, classes)\n"
+        "        self.inner = nn.GRU(8, classes, batch_first=True)\n"
         "    def forward(self, x):\n"
-        "        return x.flatten(1) @ self.inner.weight.T + self.inner.bias\n"
+        "        return self.inner(x[:, 0])[0][:, -1]\n"
         "def make(shape, classes):\n"
-        "    return Tied(classes)\n"
+        "    return Rows(classes)\n"
     )
     answer = coterie(
-        "run", "--strategy", "f-cdpfl", "--model", "mine_tied:make", "--clients", 10, "--set", "samples-per-client=30"
+        "run", "--strategy", "f-cdpfl", "--model", "mine_rows:make", "--clients", 10, "--set", "samples-per-client=30"
     )
-    assert_refused(answer, "DP-SGD: ")
+    assert_refused(answer, "DP-SGD: layer 'inner' (GRU) has no per-record gradients")
     assert not (tmp_path / "runs").exists()
