@@ -25,7 +25,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -115,14 +115,8 @@ def personalised(
         return result
     classes = not np.issubdtype(shards[some[0]].y.dtype, np.floating)
     check_personal(network, method, classes=classes)
-    if method == "prior":
-        for i in some:
-            head = _checked_head(network, layout, own[i], shards[i])
-            head.bias[...] += prior_shift(shards[i].y, len(head.bias))
-        return result
     fits = [_Fit(own[i], shards[i], 0, rngs[i]) for i in some]
-    fitter = _fitted_heads if method == "last-layer" else _trained
-    candidates: tuple[float, ...] = HEAD_PENALTIES if method == "last-layer" else EPOCHS
+    fitter, candidates = _FITTERS[method]
 
     def fit(chosen: Sequence[_Fit]) -> Vectors:
         return fitter(network, layout, chosen, training)
@@ -237,6 +231,24 @@ def _fitted_heads(network: nn.Module, layout: Layout, fits: Sequence[_Fit], trai
         features, offset = features_of(network, parameters, fit.shard.x, head.name)
         fit_head(head, features, offset, fit.shard.y, fit.candidate)
     return result
+
+
+def _shifted(network: nn.Module, layout: Layout, fits: Sequence[_Fit], training: LocalTrainingConfig) -> Vectors:
+    """Return models whose logits move by the clients' shares of labels."""
+    result = np.stack([fit.released for fit in fits])
+    for vector, fit in zip(result, fits, strict=True):
+        head = _checked_head(network, layout, vector, fit.shard)
+        head.bias[...] += prior_shift(fit.shard.y, len(head.bias))
+    return result
+
+
+_Fitter: TypeAlias = Callable[[nn.Module, Layout, Sequence[_Fit], LocalTrainingConfig], Vectors]
+# How clients fit a model by each method, and its candidates.
+_FITTERS: dict[str, tuple[_Fitter, tuple[float, ...]]] = {
+    "last-layer": (_fitted_heads, HEAD_PENALTIES),
+    "all": (_trained, EPOCHS),
+    "prior": (_shifted, (1.0,)),
+}
 
 
 def _mixtures(

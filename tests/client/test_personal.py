@@ -58,17 +58,29 @@ def test_the_prior_is_the_smoothed_share_over_an_equal_one():
 
 def test_the_prior_moves_the_bias_of_the_last_layer_alone():
     network = networks.build("mlp-32", (4,), 3)
-    x, y = np.zeros((3, 4), np.float32), np.array([0, 0, 1])
+    x, y = np.zeros((9, 4), np.float32), np.array([1] * 8 + [2])
     released = vector_of(network)[None]
+    released[0, -3:] = 0.3, 0.0, 0.0  # class 0 for all records
     moved = fitted(network, released, [shard(x, y)], "prior") - released
     np.testing.assert_allclose(moved[0, -3:], prior_shift(y, 3), atol=1e-6)
     assert not moved[0, :-3].any()
 
 
+def test_the_released_model_stays_where_the_prior_makes_more_errors():
+    # the model knows already that class 0 is rare, unless the first input is 1
+    network = networks.build("linear", (2,), 2)
+    released = np.array([[5.0, 0.0, -3.0, 0.0, 0.0, 1.5]], np.float32)
+    x = np.array([[1, 0]] * 2 + [[0, 0]] * 8, np.float32)
+    y = np.array([0] * 2 + [1] * 8)
+    np.testing.assert_array_equal(fitted(network, released, [shard(x, y)], "prior"), released)
+
+
 def test_the_prior_of_a_sum_of_networks_moves_its_outputs_once():
     network = Additive(networks.build("linear", (4,), 3), networks.build("linear", (4,), 3))
-    x, y = np.ones((3, 4), np.float32), np.array([0, 0, 1])
-    moved = fitted(network, vector_of(network)[None], [shard(x, y)], "prior") - vector_of(network)
+    x, y = np.zeros((9, 4), np.float32), np.array([1] * 8 + [2])
+    released = np.zeros_like(vector_of(network))[None]
+    released[0, -3:] = 0.3, 0.0, 0.0
+    moved = fitted(network, released, [shard(x, y)], "prior") - released
     np.testing.assert_allclose(moved[0, -3:], prior_shift(y, 3), atol=1e-6)
     assert not moved[0, :-3].any()
 
