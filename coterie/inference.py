@@ -27,8 +27,9 @@ from coterie import models as networks
 from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
 from coterie.client.personal import personalised
-from coterie.client.sgd import LocalTrainingConfig, example_loss
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
+from coterie.client.training_plugins import example_loss
 from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular

@@ -8,6 +8,9 @@ setting        group of entry points       object
 ``features``   ``coterie.features``        function
 ``dataset``    ``coterie.datasets``        function
 ``model``      ``coterie.models``          function
+``optimizer``  ``coterie.optimizers``      function
+``scheduler``  ``coterie.schedulers``      function
+``loss``       ``coterie.losses``          function
 =============  ==========================  =================
 
 docs/extending.md has the contract of each. Names of Coterie's own take precedence over entry points. Importing an
@@ -17,10 +20,12 @@ object runs code: a deployed client imports only what its node configuration lis
 from __future__ import annotations
 
 import difflib
-import importlib
+import hashlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ GROUPS = {
     "features": "coterie.features",
     "dataset": "coterie.datasets",
     "model": "coterie.models",
+    "optimizer": "coterie.optimizers",
+    "scheduler": "coterie.schedulers",
+    "loss": "coterie.losses",
 }
 
 
@@ -109,6 +117,23 @@ def load(kind: str, name: str) -> Any:
         hint = f"; did you mean {module}:{near[0]}?" if near else ""
         raise PluginError(f"{where}: the module has no such name; use {form(kind)}{hint}") from None
     return target
+
+
+def source_hash(kind: str, name: str) -> str | None:
+    """Return the SHA-256 of the module's source file in hexadecimal, without importing it; None: it has no such file.
+
+    Args:
+        kind: a key of :data:`GROUPS`.
+        name: ``module:object``, or the name of an entry point.
+    """
+    path = name if ":" in name else next((entry.value for found, entry in installed(kind).items() if found == name), "")
+    try:
+        spec = importlib.util.find_spec(path.partition(":")[0])
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.has_location or spec.origin is None:
+        return None
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

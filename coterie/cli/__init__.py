@@ -91,6 +91,7 @@ _EXPECTED = {
     "coterie.engine.ray": ("EngineError",),
     "coterie.deploy.errors": ("DeployError",),
     "coterie.models": ("ModelError",),
+    "coterie.plugins": ("PluginError",),
     "coterie.report.runs": ("ReportError",),
     "coterie.server": ("ConfigError", "FolderError", "RunError"),
     "coterie.strategies": ("StrategyError",),

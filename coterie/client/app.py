@@ -180,6 +180,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ("dataset", config.data.dataset, (*DATASETS, OWN_DATA)),
         ("model", config.training.model, networks.MODELS),
         ("features", config.training.features, networks.FEATURES),
+        *((kind, name, ()) for kind, name in config.training.plugins.items()),
     ):
         if value not in builtin_names and value not in (node.code or "").split():
             raise ClientError(

@@ -23,7 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
 from coterie.client.device import free_device, on_device, products
-from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, example_loss, schedule
+from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, schedule, stepper
+from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.models import call, trainable
 from coterie.wire.messages import Layout
@@ -135,7 +136,7 @@ class Backend:
         count = self._clients_at_once(layout, shards, config)
         if batched is None:
             batched = self._pays(count)
-        step = self._step(config.precision) if batched else None
+        step = self._step(config.precision) if batched and not config.plugins.named else None
         if step is None:
             return self._one_after_the_other(layout, start, shards, rngs, config)
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
@@ -186,13 +187,12 @@ class Backend:
                 anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
                 for value, anchor in zip(parameters.values(), anchors, strict=True):
                     value.copy_(anchor)
-            for batch in schedule(rng, len(shard.y), config):
+            batches = schedule(rng, len(shard.y), config)
+            step = stepper(parameters.values(), anchors, config, len(batches))
+            for batch in batches:
                 index = torch.as_tensor(batch, device=config.device)
-                loss = example_loss(model(x[index]), y[index]).mean()
-                gradients = torch.autograd.grad(
-                    loss, list(parameters.values()), allow_unused=True, materialize_grads=True
-                )
-                descend(parameters.values(), gradients, anchors, config)
+                loss = config.plugins.loss_of_examples(model(x[index]), y[index]).mean()
+                step(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True))
             trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
             updates[i] = trained - start[i]
         return updates

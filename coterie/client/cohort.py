@@ -22,10 +22,12 @@ from coterie.client.penalties import Penalty
 from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
+from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, facts, federate, own_federation
 from coterie.datasets.settings import DataSettings
+from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
-from coterie.wire import ClientConfig, Request, TrainRequest, read_request
+from coterie.wire import ClientConfig, Request, RequestError, TrainRequest, read_request
 from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
@@ -149,7 +151,11 @@ class Cohort:  # large: what handlers read of a message, each computed once
         device = torch_device(local.device)
         batch_size = _FULL_BATCH if options.first_batch and not plans else local.batch_size
         precision = local.gpu_precision if device == "cuda" else "float32"
-        training = LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision)
+        if plans and local.plugins:
+            raise RequestError(f"{', '.join(local.plugins)}: {NOT_AT_RECORD_LEVEL}")
+        training = LocalTrainingConfig(
+            local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision, TrainingPlugins.of(local)
+        )
         return cls(config, request, plans, models, layout, clients, training)
 
     @property
@@ -282,7 +288,9 @@ class Cohort:  # large: what handlers read of a message, each computed once
     @cached_property
     def losses(self) -> npt.NDArray[np.float64]:
         """(n, k) mean loss of every model on each client's training data."""
-        return losses(self.network, self.layers.whole, self.models, self.shards, self.local_training.device)
+        local = self.local_training
+        loss = local.plugins.loss_of_examples
+        return losses(self.network, self.layers.whole, self.models, self.shards, local.device, loss)
 
     def labels(self, chosen: Labels) -> Labels:
         """Return the clusters of the received models with these indices."""

@@ -40,7 +40,8 @@ from coterie.client.chains import chain_kind
 from coterie.client.device import products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.sgd import LocalTrainingConfig, example_loss
+from coterie.client.sgd import LocalTrainingConfig
+from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
 from coterie.models import CONSTANT, ModelError, call, constants, differing, num_parameters, set_training, trainable

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
-from coterie.client.sgd import example_loss
+from coterie.client.training_plugins import example_loss
 from coterie.models import ModelError, trainable
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,

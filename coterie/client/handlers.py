@@ -281,7 +281,8 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
         x, y = _part(shard.test, client.client_id)
         accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
-        scores.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
+        loss = losses(network, layout, vector[None], [shard], device, cohort.local_training.plugins.loss_of_examples)
+        scores.append((float(accuracy), float(loss[0, 0]), len(y)))
     return scores
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from coterie.client.backend import Examples, backend_of
 from coterie.client.device import products
-from coterie.client.sgd import example_loss
+from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.wire.messages import Layout
 
@@ -23,14 +23,19 @@ Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def losses(
-    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shards: Sequence[Shard], device: str = "cpu"
+    model: nn.Module,
+    layout: Layout,
+    models: npt.NDArray[np.float32],
+    shards: Sequence[Shard],
+    device: str = "cpu",
+    loss: Score = example_loss,
 ) -> npt.NDArray[np.float64]:
     """Return the (n, k) mean loss of every model on every client's training data; inf where it is not finite."""
     sizes = np.array([len(shard.y) for shard in shards])
     owner = np.repeat(np.arange(len(shards)), sizes)
     x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
     result = np.zeros((len(shards), len(models)))
-    for j, model_losses in enumerate(_per_example(model, layout, models, x, y, device, example_loss)):
+    for j, model_losses in enumerate(_per_example(model, layout, models, x, y, device, loss)):
         result[:, j] = np.bincount(owner, weights=model_losses, minlength=len(shards)) / sizes
     return np.where(np.isfinite(result), result, np.inf)
 

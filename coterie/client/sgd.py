@@ -1,8 +1,8 @@
-"""Stochastic gradient descent: hyper-parameters, batches, one step, loss."""
+"""Stochastic gradient descent: hyper-parameters, batches, one step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.client.penalties import NO_PENALTY, Penalty
+from coterie.client.training_plugins import NO_PLUGINS, TrainingPlugins
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class LocalTrainingConfig:
         device: torch device.
         penalty: on the distance to the start, added to the loss.
         precision: of matrix products and convolutions on a GPU, see :func:`coterie.client.device.products`.
+        plugins: optimizer, scheduler and loss.
     """
 
     local_epochs: int
@@ -34,6 +35,7 @@ class LocalTrainingConfig:
     device: str = "cpu"
     penalty: Penalty = NO_PENALTY
     precision: str = "float32"
+    plugins: TrainingPlugins = NO_PLUGINS
 
 
 #: Indices of every mini-batch of a round.
@@ -70,16 +72,32 @@ def descend(
         value.sub_(gradient, alpha=config.lr)
 
 
+def stepper(
+    values: Iterable[Tensor], anchors: Sequence[Tensor], config: LocalTrainingConfig, steps: int
+) -> Callable[[Sequence[Tensor]], None]:
+    """Return a function that takes the next step of one client, given the gradients of the loss.
+
+    Args:
+        values: parameters, changed in place.
+        anchors: parameters before the first step.
+        config: hyper-parameters.
+        steps: of the round.
+    """
+    values, plugins = list(values), config.plugins
+    if not plugins.named.keys() & {"optimizer", "scheduler"}:
+        return lambda gradients: descend(values, gradients, anchors, config)
+    take = plugins.stepper(values, config.lr, steps)
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        if config.penalty.weight:
+            pairs = zip(gradients, values, anchors, strict=True)
+            gradients = [gradient + pull(value.detach(), anchor, config) for gradient, value, anchor in pairs]
+        take(gradients)
+
+    return step
+
+
 def pull(value: Tensor, anchor: Tensor, config: LocalTrainingConfig, running: Tensor | None = None) -> Tensor:
     """Return the gradient of the penalty; zero for clients that have no steps left."""
     gradient = config.penalty.gradient(value, anchor)
     return gradient if running is None else gradient * running.view(-1, *[1] * (value.dim() - 1))
-
-
-def example_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Return the (n,) cross-entropy of (n, classes) logits, or the squared error for real targets."""
-    if output.dtype in (torch.float16, torch.bfloat16):
-        output = output.float()
-    if y.is_floating_point():
-        return mse_loss(output, y, reduction="none")
-    return cross_entropy(output, y, reduction="none")

@@ -12,6 +12,12 @@ from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
 from coterie.settings import Settings, setting
 
+#: Why no optimizer, scheduler or loss of users runs at record level.
+NOT_AT_RECORD_LEVEL = (
+    "at record level clients train by DP-SGD, whose steps, and the loss whose gradients it clips, are Coterie's own; "
+    "leave it out, or train in an app of your own under coterie.guard (docs/guard.md)"
+)
+
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
@@ -34,6 +40,30 @@ class TrainingSettings(Settings):
     batch_size: int = setting(7, "examples in a client's mini-batch", within=COUNT, client=True, tuned=True)
     lr: float = setting(0.2, "step size of a client's SGD", within=LEARNING_RATE, client=True, tuned=True)
     lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
+    optimizer: str = setting(
+        "sgd",
+        "optimizer of a client's training, new in each round",
+        choices=("sgd",),
+        custom="optimizer",
+        client=True,
+        tuned=True,
+    )
+    scheduler: str = setting(
+        "constant",
+        "factor of lr from step to step of a round",
+        choices=("constant",),
+        custom="scheduler",
+        client=True,
+        tuned=True,
+    )
+    loss: str = setting(
+        "default",
+        "loss of an example: by default the cross-entropy, or the squared error",
+        choices=("default",),
+        custom="loss",
+        client=True,
+        tuned=True,
+    )
     device: str = setting(
         "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
     )
@@ -47,3 +77,9 @@ class TrainingSettings(Settings):
     def mean_lr(self, rounds: int) -> float:
         """Root mean square of ``lr`` over the rounds of a run."""
         return self.lr * float(np.sqrt(np.mean(self.lr_decay ** (2.0 * np.arange(rounds)))))
+
+    @property
+    def plugins(self) -> dict[str, str]:
+        """Optimizer, scheduler and loss of users: the name of each that is not Coterie's own, by setting."""
+        names = {"optimizer": self.optimizer, "scheduler": self.scheduler, "loss": self.loss}
+        return {kind: name for kind, name in names.items() if name != getattr(TrainingSettings, kind)}

@@ -88,6 +88,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
     **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
+    **dict.fromkeys(("optimizer", "scheduler", "loss"), (_MODELS, _is_not("privacy-unit", "record"))),
     **dict.fromkeys(("server-optimizer", "server-momentum"), (_MODELS,)),
     **dict.fromkeys(("evaluate-every", "lr-decay", "sampling-rate"), (_MODELS,)),
     "evaluate-clients": (_MODELS, _is("evaluate", "diagnostic")),

@@ -23,7 +23,7 @@ from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema,
 from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
-from coterie.models.settings import TrainingSettings
+from coterie.models.settings import NOT_AT_RECORD_LEVEL, TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds.aggregation import Aggregator
@@ -628,6 +628,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             self._check_data()
             if unit == "record":
                 planning.check_records(self)
+                for kind, name in self.training.plugins.items():
+                    raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL}")
             if not self.models <= clients:
                 raise ConfigError(
                     f"clusters = {run.clusters} exceeds the number of clients ({clients}): reduce clusters or "

@@ -9,6 +9,7 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.fields import MAX_PLANS
+from coterie.plugins import source_hash
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.privacy.certificate import epsilon_observers
 from coterie.settings import ConfigError, Setting, suggestion
@@ -314,6 +315,7 @@ def about(config: RunConfig) -> dict[str, Any]:
             "average-last": config.averaging.last,
             "reseed-every": config.aggregation.reseed_every,
             **({"constants": constants} if constants else {}),
+            **{f"{kind}-sha256": source_hash(kind, name) for kind, name in config.training.plugins.items()},
         },
         "tuned": {name: value for name, value in config.values.items() if declared[name].tuned},
         "unfounded": list(config.method.unfounded),

@@ -217,6 +217,10 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
         _check_network(config)
+        if config.training.plugins:
+            from coterie.client.training_plugins import TrainingPlugins  # imports PyTorch
+
+            TrainingPlugins.of(config.training).check(classes)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:

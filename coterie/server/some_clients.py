@@ -11,6 +11,7 @@ from coterie import models as networks
 from coterie.client.cohort import federation, torch_device
 from coterie.client.layers import Vectors
 from coterie.client.sgd import LocalTrainingConfig
+from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import Shard
 from coterie.server.config import RunConfig
 from coterie.wire.messages import Layout
@@ -55,5 +56,11 @@ class SomeClients:
             networks.build(local.model, shape, classes),
             layout,
             layout.flatten(drawn),
-            LocalTrainingConfig(local.local_epochs, local.batch_size, local.lr, torch_device(local.device)),
+            LocalTrainingConfig(
+                local.local_epochs,
+                local.batch_size,
+                local.lr,
+                torch_device(local.device),
+                plugins=TrainingPlugins.of(local),
+            ),
         )

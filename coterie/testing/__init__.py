@@ -12,5 +12,14 @@ docs/extending.md lists the items.
 from coterie.testing.clients import check_client
 from coterie.testing.failures import ConformanceError, Failure
 from coterie.testing.strategies import check_strategy
+from coterie.testing.training import check_loss, check_optimizer, check_scheduler
 
-__all__ = ["ConformanceError", "Failure", "check_client", "check_strategy"]
+__all__ = [
+    "ConformanceError",
+    "Failure",
+    "check_client",
+    "check_loss",
+    "check_optimizer",
+    "check_scheduler",
+    "check_strategy",
+]

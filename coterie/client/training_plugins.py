@@ -1,0 +1,194 @@
+"""Optimizer, scheduler and loss of users in local training, by name (docs/extending.md has their contracts)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from coterie.models.settings import TrainingSettings
+from coterie.plugins import PluginError, load_function
+
+#: Positional arguments of the functions, by setting.
+ARGUMENTS = {"optimizer": ("parameters", "lr"), "scheduler": ("step", "steps"), "loss": ("outputs", "targets")}
+_SGD, _CONSTANT, _DEFAULT = "sgd", "constant", "default"
+
+
+def example_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Return the (n,) cross-entropy of (n, classes) logits, or the squared error for real targets."""
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
+    if y.is_floating_point():
+        return mse_loss(output, y, reduction="none")
+    return cross_entropy(output, y, reduction="none")
+
+
+@dataclass(frozen=True)
+class TrainingPlugins:
+    """What a run names for local training; the objects are imported when they are used.
+
+    Attributes:
+        optimizer: "sgd", or a function of parameters and step size that returns a new ``torch.optim.Optimizer``.
+        scheduler: "constant", or a function of the step, from 0, and of the number of steps of a round, that returns
+            the factor of the step size, in [0, 1].
+        loss: "default", or a function of (n, ...) outputs and (n,) targets that returns (n,) losses.
+    """
+
+    optimizer: str = _SGD
+    scheduler: str = _CONSTANT
+    loss: str = _DEFAULT
+
+    @classmethod
+    def of(cls, training: TrainingSettings) -> TrainingPlugins:
+        """Return those of a run."""
+        return cls(training.optimizer, training.scheduler, training.loss)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Name of each object of users, by setting."""
+        return {kind: name for kind in ARGUMENTS if (name := getattr(self, kind)) != getattr(TrainingPlugins, kind)}
+
+    @property
+    def loss_of_examples(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of every example."""
+        return example_loss if self.loss == _DEFAULT else _load("loss", self.loss)
+
+    def stepper(self, parameters: Iterable[Tensor], lr: float, steps: int) -> Callable[[Sequence[Tensor]], None]:
+        """Return a function that takes the next step of a round, given the gradients.
+
+        Args:
+            parameters: changed in place.
+            lr: step size.
+            steps: of the round.
+        """
+        values = list(parameters)
+        optimizer: Any = torch.optim.SGD if self.optimizer == _SGD else _load("optimizer", self.optimizer)
+        optimizer = optimizer(values, lr)
+        factor = None if self.scheduler == _CONSTANT else _load("scheduler", self.scheduler)
+        rates, done = [group["lr"] for group in optimizer.param_groups], 0
+
+        def step(gradients: Sequence[Tensor]) -> None:
+            nonlocal done
+            for value, gradient in zip(values, gradients, strict=True):
+                value.grad = gradient
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate if factor is None else rate * float(factor(done, steps))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            done += 1
+
+        return step
+
+    def check(self, num_classes: int) -> None:
+        """Check each object of users against its contract.
+
+        Args:
+            num_classes: of the targets; 0: they are real numbers.
+
+        Raises:
+            PluginError: an object cannot be imported, or violates its contract.
+        """
+        for kind, name in self.named.items():
+            check_plugin(kind, _load(kind, name), num_classes, f"{kind} '{name}'")
+
+
+#: Plain SGD, a constant step size, and the default loss.
+NO_PLUGINS = TrainingPlugins()
+
+
+@cache
+def _load(kind: str, name: str) -> Callable[..., Any]:
+    return load_function(kind, name, ARGUMENTS[kind])
+
+
+def check_plugin(kind: str, function: Callable[..., Any], num_classes: int, name: str) -> None:
+    """Check a function against the contract of its kind, on random numbers.
+
+    Args:
+        kind: "optimizer", "scheduler" or "loss".
+        function: the function.
+        num_classes: of the targets; 0: they are real numbers.
+        name: how the message names the function.
+
+    Raises:
+        PluginError: the contract is violated.
+    """
+    try:
+        if problem := _CHECKS[kind](function, num_classes):
+            raise PluginError(f"{name}: {problem}")
+    except PluginError:
+        raise
+    except Exception as error:  # the user's code
+        line = (str(error).splitlines() or [""])[0]
+        raise PluginError(f"{name} fails: {type(error).__name__}: {line}") from error
+
+
+def _optimizer_problem(function: Callable[..., Any], num_classes: int) -> str:
+    def trained() -> list[Tensor]:
+        parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
+        optimizer = function(parameters, 0.1)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise PluginError(f"returns {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+        given = [id(value) for group in optimizer.param_groups for value in group["params"]]
+        if sorted(given) != sorted(map(id, parameters)):
+            raise PluginError("must be given all parameters that it receives, each once")
+        for _ in range(2):
+            for value in parameters:
+                value.grad = torch.full_like(value, 0.5)
+            optimizer.step()
+        return [value.detach() for value in parameters]
+
+    try:
+        first, second = trained(), trained()
+    except PluginError as error:
+        return str(error)
+    if not all(bool(value.isfinite().all()) for value in first):
+        return "two steps with gradients of 0.5 lead to NaN or Inf"
+    if all(bool((value == 1).all()) for value in first):
+        return "two steps with gradients of 0.5 change no parameter"
+    if not all(torch.equal(one, other) for one, other in zip(first, second, strict=True)):
+        return "two new optimizers take different steps: it must keep nothing between rounds, and not draw at random"
+    return ""
+
+
+def _scheduler_problem(function: Callable[..., Any], num_classes: int) -> str:
+    for steps in (1, 2, 10):
+        factors = [[float(function(step, steps)) for step in range(steps)] for _ in range(2)]
+        if factors[0] != factors[1]:
+            return "two calls differ: it must depend on step and steps alone"
+        for step, factor in enumerate(factors[0]):
+            if not (math.isfinite(factor) and 0 <= factor <= 1):
+                return f"the factor of step {step} of {steps} is {factor:g}, expected a number from 0 to 1"
+        if not any(factors[0]):
+            return f"all factors of {steps} steps are 0"
+    return ""
+
+
+def _loss_problem(function: Callable[..., Any], num_classes: int) -> str:
+    rows = 6
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(rows, *[num_classes] * bool(num_classes), generator=generator, requires_grad=True)
+    targets = torch.arange(rows) % num_classes if num_classes else torch.randn(rows, generator=generator)
+    losses = function(outputs, targets)
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
+        shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        return f"returns {shown} for {rows} examples, expected ({rows},): a loss for each (reduction='none')"
+    if not bool(losses.isfinite().all()):
+        return "a loss is NaN or Inf"
+    (gradient,) = torch.autograd.grad((losses * torch.arange(1, rows + 1)).sum(), outputs, allow_unused=True)
+    if gradient is None or not bool(gradient.isfinite().all()) or not bool(gradient.any()):
+        return "the gradient with respect to the outputs is missing, zero or not finite"
+    order = torch.arange(rows - 1, -1, -1)
+    moved, alone = function(outputs[order], targets[order]), function(outputs[:1], targets[:1])
+    if not (torch.allclose(moved, losses[order], atol=1e-6) and torch.allclose(alone, losses[:1], atol=1e-6)):
+        return "the loss of an example depends on other examples of the batch"
+    return ""
+
+
+_CHECKS = {"optimizer": _optimizer_problem, "scheduler": _scheduler_problem, "loss": _loss_problem}
