@@ -272,7 +272,7 @@ class TrainedModels(Sequence[nn.Module]):
         raise InferenceError(f"the cluster of site {site} is not in result.json ({hint}); use coterie assign")
 
     def export_onnx(self, folder: str | Path) -> list[Path]:
-        """Write ``cluster-<j>.onnx`` for every model, with the card as metadata; requires ``coterie[onnx]``.
+        """Write ``cluster-<j>.onnx`` for every model, adapters merged, with the card as metadata; requires ``coterie[onnx]``.
 
         The input is ``examples``, float32 (n, ...) prepared examples; the output is ``outputs``.
 
@@ -288,7 +288,7 @@ class TrainedModels(Sequence[nn.Module]):
         target.mkdir(parents=True, exist_ok=True)
         written = []
         for cluster, module in enumerate(self):
-            proto = self._onnx(module)
+            proto = self._onnx(merged(module))
             onnx.helper.set_model_props(proto, {"coterie": json.dumps(self.cards[cluster].to_json())})
             written.append(target / f"cluster-{cluster}.onnx")
             written[-1].write_bytes(proto.SerializeToString())

@@ -1,5 +1,6 @@
 """The networks of the papers, by name, and fixed features that can precede them."""
 
+from coterie.models.adapters import merged, with_lora
 from coterie.models.checks import check_network, unused
 from coterie.models.errors import ModelError
 from coterie.models.fixed import (
@@ -64,6 +65,7 @@ __all__ = [
     "initialise",
     "is_plain",
     "last_layer",
+    "merged",
     "num_parameters",
     "pool2",
     "random_conv",
@@ -71,5 +73,6 @@ __all__ = [
     "set_training",
     "trainable",
     "unused",
+    "with_lora",
     "without_batch_norm",
 ]

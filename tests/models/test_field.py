@@ -26,6 +26,7 @@ from coterie.models import (
     fingerprint,
     float32_arrays,
     initialise,
+    with_lora,
     without_batch_norm,
 )
 from coterie.server.checkpoints import constants_content
@@ -167,19 +168,6 @@ class Half(nn.Module):
         return self.head(relu(self.body(x.to(self.body.weight.dtype))))
 
 
-class LoRA(nn.Module):
-    """A frozen linear layer and a trainable product of rank 2."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down, self.up = nn.Linear(layer.in_features, 2, bias=False), nn.Linear(2, layer.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x):
-        return self.layer(x) + self.up(self.down(x))
-
-
 def pretrained(network):
     """The same values at every build."""
     drawn = torch.Generator().manual_seed(0)
@@ -190,8 +178,8 @@ def pretrained(network):
 
 
 def adapted():
-    first, second = pretrained(nn.Linear(6, 16)), pretrained(nn.Linear(16, 8))
-    return nn.Sequential(LoRA(first), nn.ReLU(), LoRA(second), nn.ReLU(), nn.Linear(8, CLASSES))
+    layers = nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, CLASSES)
+    return with_lora(pretrained(nn.Sequential(*layers)), rank=2, train=["4"])
 
 
 def convolutional():

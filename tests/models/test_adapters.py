@@ -1,0 +1,104 @@
+"""Adapters: what trains and travels, exactness of DP-SGD, merging, and refusals."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.models import ModelError, constants, fingerprint, merged, num_parameters, trainable, with_lora
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.head(self.block(self.embedding(tokens)).mean(1))
+
+
+def moved(network):
+    """The network with adapters that do something."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainable(network).values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return network
+
+
+def test_only_the_adapters_and_the_modules_named_train():
+    network = with_lora(mlp(), rank=2, layers=["0"], train=["4"])
+    assert list(trainable(network)) == ["0.down.weight", "0.up.weight", "4.weight", "4.bias"]
+    assert num_parameters(network) == 2 * 6 + 16 * 2 + 16 * 3 + 3
+    assert list(trainable(with_lora(mlp(), rank=1, train=["4"]))) == [
+        f"{layer}.{part}.weight" for layer in (0, 2) for part in ("down", "up")
+    ] + ["4.weight", "4.bias"]
+
+
+def test_adapters_start_as_the_network_that_they_adapt_and_leave_it_unchanged():
+    network, x = mlp(), torch.randn(5, 6)
+    torch.testing.assert_close(with_lora(network, rank=3)(x), network(x))
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(("make", "x"), [(mlp, torch.randn(5, 6)), (Encoder, torch.arange(20).reshape(4, 5) % 7)])
+def test_merged_networks_compute_the_same_with_the_layers_of_the_original(make, x):
+    adapted = moved(with_lora(make(), rank=2, alpha=3.0))
+    whole = merged(adapted)
+    for mode in (True, False):  # transformer layers read weights in evaluation
+        with torch.no_grad():
+            torch.testing.assert_close(whole.train(mode)(x), adapted.train(mode)(x), rtol=1e-5, atol=1e-6)
+    assert [(name, value.shape) for name, value in whole.named_parameters()] == [
+        (name, value.shape) for name, value in make().named_parameters()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "x"), [(mlp, torch.randn(9, 6)), (Encoder, torch.arange(45).reshape(9, 5) % 7)], ids=["mlp", "encoder"]
+)
+def test_dpsgd_of_adapters_by_ghost_norms_equals_opacus_and_leaves_the_rest_alone(make, x):
+    network = moved(with_lora(make(), rank=2))
+    before = fingerprint(constants(network))
+    sums = {}
+    for ghost in (True, False):
+        used = copy.deepcopy(network)
+        settings = DPSGD(num_examples=9, batch_size=9, epochs=1, lr=0.1, clip_norm=0.05, noise_multiplier=1.0)
+        sums[ghost] = clipped_gradients(used, x, lambda out, _: out.exp().sum(1), settings, ghost=ghost)
+        assert fingerprint(constants(used)) == before
+    np.testing.assert_allclose(sums[True], sums[False], atol=1e-5)
+    assert sums[True].norm() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("network", "given", "words"),
+    [
+        (mlp(), {"layers": ["1"]}, "layer '1' is ReLU, not nn.Linear; choose from 0, 2, 4"),
+        (mlp(), {"layers": ["out"]}, "no layer 'out'; it has 0, 2, 4"),
+        (mlp(), {"train": ["out"]}, "no layer 'out'"),
+        (mlp(), {"rank": 4}, "rank must be 1 to 3, the smaller side of layer '4', not 4"),
+        (mlp(), {"rank": 0}, "rank must be 1 to 6"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), {}, "no linear layer"),
+        (Encoder(), {"layers": ["block.self_attn.out_proj"]}, "is NonDynamicallyQuantizableLinear, not nn.Linear"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(network, given, words):
+    with pytest.raises(ModelError, match=words):
+        with_lora(network, **{"rank": 2, **given})
+
+
+def test_a_single_layer_can_be_adapted():
+    adapted = moved(with_lora(nn.Linear(3, 2), rank=1))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(merged(adapted)(x), adapted(x))
+    assert isinstance(merged(adapted), nn.Linear)
