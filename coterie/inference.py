@@ -33,6 +33,7 @@ from coterie.client.training_plugins import example_loss
 from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
+from coterie.models import merged
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, read_config
 from coterie.settings import ConfigError, flat
