@@ -273,7 +273,9 @@ class TrainedModels(Sequence[nn.Module]):
         raise InferenceError(f"the cluster of site {site} is not in result.json ({hint}); use coterie assign")
 
     def export_onnx(self, folder: str | Path) -> list[Path]:
-        """Write ``cluster-<j>.onnx`` for every model, adapters merged, with the card as metadata; requires ``coterie[onnx]``.
+        """Write ``cluster-<j>.onnx`` for every model, with adapters merged and the card as metadata.
+
+        Requires ``coterie[onnx]``.
 
         The input is ``examples``, float32 (n, ...) prepared examples; the output is ``outputs``.
 
