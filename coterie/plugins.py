@@ -129,11 +129,11 @@ def source_hash(kind: str, name: str) -> str | None:
     path = name if ":" in name else next((entry.value for found, entry in installed(kind).items() if found == name), "")
     try:
         spec = importlib.util.find_spec(path.partition(":")[0])
-    except (ImportError, ValueError):
+        if spec is None or not spec.has_location or spec.origin is None:
+            return None
+        return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    except (ImportError, ValueError, OSError):
         return None
-    if spec is None or not spec.has_location or spec.origin is None:
-        return None
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -30,6 +30,7 @@ _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_app
 _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
 _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
+_PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
@@ -1224,6 +1225,20 @@ MUTATIONS = [
         "if self.request.record_plans is not None:",
         "if False:",
         f"{_CLUSTERED_TEST}::test_what_an_app_cannot_do_is_refused_before_it_runs",
+    ),
+    Mutation(
+        "a client accepts an own optimizer or loss beside a plan of DP-SGD",
+        "coterie/client/cohort.py",
+        "if plans and local.plugins:",
+        "if False:",
+        f"{_PLUGINS_TEST}::test_a_client_refuses_them_beside_a_plan_of_dp_sgd",
+    ),
+    Mutation(
+        "a record-level run accepts an own optimizer or loss",
+        "coterie/server/config.py",
+        "for kind, name in self.training.plugins.items():",
+        "for kind, name in ():",
+        f"{_PLUGINS_TEST}::test_record_level_refuses_them",
     ),
 ]
 

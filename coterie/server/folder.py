@@ -56,6 +56,7 @@ from coterie.files import (
     write_atomic,
 )
 from coterie.models import fingerprint
+from coterie.plugins import source_hash
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
@@ -203,6 +204,12 @@ class RunFolder(Recorder):
                 f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
                 f"the run; nothing was charged: restore its code and files, or compare {CONSTANTS}"
             )
+        for kind, name in config.training.plugins.items():
+            if public.get(f"{kind}-sha256") != source_hash(kind, name):
+                raise FolderError(
+                    f"{path}: the file of {kind} '{name}' differs from that at the start of the run; nothing was "
+                    "charged: restore its code"
+                )
         _keep_constants(path, config)
         plan, ledger_fields = _planned(header, charges, config)
         checkpoint, line = read_checkpoint(path / CHECKPOINT)

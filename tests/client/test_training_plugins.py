@@ -21,7 +21,7 @@ from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import LocalGrid
 from coterie.plugins import PluginError, source_hash
-from coterie.server import ConfigError, RunConfig, RunFolder, run
+from coterie.server import ConfigError, FolderError, RunConfig, RunFolder, run
 from coterie.testing import check_loss, check_optimizer, check_scheduler
 from coterie.wire import RequestError, TrainRequest
 from coterie.wire.messages import Layout, pack_models
@@ -212,6 +212,22 @@ def test_a_run_lists_them_in_its_certificate(tmp_path):
     assert certificate["tuned_outside"]["training.optimizer"] == f"{HERE}:adam"
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     assert certificate["public_inputs"]["optimizer-sha256"] == digest == source_hash("optimizer", f"{HERE}:adam")
+
+
+def test_a_run_goes_on_with_the_same_code_only(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = tmp_path / "changing_schedule.py"
+    code.write_text("def flat(step, steps):\n    return 1.0\n")
+    settings = {**SETTINGS, "scheduler": "changing_schedule:flat"}
+    with closing(RunFolder.create(tmp_path / "run", RunConfig(settings))) as folder:
+        run(folder, LocalGrid(8))
+    RunFolder.resume(tmp_path / "run", {}).close()
+    code.write_text("def flat(step, steps):\n    return 0.5\n")
+    with pytest.raises(FolderError, match="the file of scheduler 'changing_schedule:flat' differs"):
+        RunFolder.resume(tmp_path / "run", {})
+    code.unlink()
+    with pytest.raises(FolderError, match="differs from that at the start"):
+        RunFolder.resume(tmp_path / "run", {})
 
 
 @pytest.mark.parametrize("name", ["builtins:print", "no_such_module:f", "unknown-entry-point", ":"])
