@@ -199,17 +199,7 @@ class RunFolder(Recorder):
         header, charges = verified(path)
         public = header.get("public", {})
         config = config.with_step(public.get("server-lr"))
-        if "constants" in public and fingerprint(config.constants) != public["constants"]:
-            raise FolderError(
-                f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
-                f"the run; nothing was charged: restore its code and files, or compare {CONSTANTS}"
-            )
-        for kind, name in config.training.plugins.items():
-            if public.get(f"{kind}-sha256") != source_hash(kind, name):
-                raise FolderError(
-                    f"{path}: the file of {kind} '{name}' differs from that at the start of the run; nothing was "
-                    "charged: restore its code"
-                )
+        _check_code(path, config, public)
         _keep_constants(path, config)
         plan, ledger_fields = _planned(header, charges, config)
         checkpoint, line = read_checkpoint(path / CHECKPOINT)
@@ -367,6 +357,25 @@ class RunFolder(Recorder):
     def _append_exact(self, record: RoundRecord) -> None:
         if exact := record.exact():
             _append(self.path / DIAGNOSTICS, exact)
+
+
+def _check_code(path: Path, config: RunConfig, public: Mapping[str, Any]) -> None:
+    """Check that the code of users is that with which a run has begun.
+
+    Raises:
+        FolderError: a network has other frozen parameters, or the file of an optimizer, scheduler or loss differs.
+    """
+    if "constants" in public and fingerprint(config.constants) != public["constants"]:
+        raise FolderError(
+            f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
+            f"the run; nothing was charged: restore its code and files, or compare {CONSTANTS}"
+        )
+    for kind, name in config.training.plugins.items():
+        if public.get(f"{kind}-sha256") != source_hash(kind, name):
+            raise FolderError(
+                f"{path}: the file of {kind} '{name}' differs from that at the start of the run; nothing was "
+                "charged: restore its code"
+            )
 
 
 def _keep_constants(path: Path, config: RunConfig) -> None:
