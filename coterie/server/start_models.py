@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.models import fingerprint
 from coterie.privacy import Event, Plan
 from coterie.privacy.accountants import events_of_a_client
 from coterie.privacy.accounting import certifies
@@ -44,7 +45,8 @@ class StartModels:
         """Return what a new run starts from; None: its models are new.
 
         Raises:
-            ConfigError: there are no models, or the charges of that run cannot be composed with those of the new one.
+            ConfigError: there are no models, they have other constants, or the charges of that run cannot be composed
+                with those of the new one.
             LedgerError: the ledger of that run is damaged.
         """
         if not config.run.start_from:
@@ -56,6 +58,12 @@ class StartModels:
         if checkpoint is None or not checkpoint.round:
             raise ConfigError(f"start-from = '{run}': this folder contains no models of a run with a completed round")
         header, charges = verified(run)
+        there = header.get("public", {}).get("constants")
+        if there is not None and there != fingerprint(config.constants):
+            raise ConfigError(
+                f"start-from = '{run}': its models have other frozen parameters or buffers than those that model "
+                f"'{config.training.model}' builds; use the code and files of that run"
+            )
         counts = config.privacy.privacy_unit != "none" and config.run.initial_clients == "same"
         events = _composed(run, header, charges, config) if counts else Counter[Event]()
         reasons = certificate(header, charges)["reasons"] if counts else []

@@ -1,0 +1,145 @@
+"""Runs of own networks whose parts do not all train: every unit and kind of method, engines, resume, own models."""
+
+import os
+from contextlib import closing
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+
+import coterie
+from coterie.engine.in_process import LocalGrid
+from coterie.engine.workers import start_server
+from coterie.models import ModelError, build, constants, fingerprint, initialise
+from coterie.server import ConfigError, RunConfig, RunFolder, run
+from coterie.server.personal_models import check_personal
+from coterie.server.start_models import StartModels
+from coterie.wire.messages import Layout
+
+CLIENTS = 6
+COMMON = {
+    "clients": CLIENTS,
+    "clusters": 2,
+    "groups": "2",
+    "rounds": 2,
+    "local-epochs": 1,
+    "samples-per-client": 20,
+    "seed": 7,
+    "model": "plugged_networks:careful",
+    "train-alone": 0,
+}
+UNITS = {
+    "none": {"privacy-unit": "none", "sampling-rate": 1.0},
+    "client": {"privacy-unit": "client", "sampling-rate": 0.6, "delta": 1e-3, "epsilon": 50.0},
+    "record": {"privacy-unit": "record", "batch-size": 10},
+}
+METHODS = {
+    "ifca": "client",
+    "fedavg": "record",
+    "fedcam": "client",
+    "fedper": "none",
+    "fesem": "none",
+    "cfl": "none",
+    "rc-dpfl": "record",
+    "lcfl": "record",
+}
+
+
+def settings(method, unit, **more):
+    one = {"clusters": 1} if method in ("fedavg", "fedper", "cfl") else {}
+    return {**COMMON, **UNITS[unit], **one, "strategy": method, **{k.replace("_", "-"): v for k, v in more.items()}}
+
+
+def execute(path, values, workers=0):
+    with closing(RunFolder.create(path, RunConfig(values))) as folder, closing(LocalGrid(CLIENTS, workers)) as grid:
+        return run(folder, grid)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_train_the_trainable_part(tmp_path, method):
+    unit = METHODS[method]
+    outcome = execute(tmp_path / "run", settings(method, unit))
+    assert outcome["rounds"] == 2
+    site = {"site": 0} if method == "fedper" else {}
+    models = coterie.load(tmp_path / "run", trust_code=True, **site)
+    assert np.isfinite(models.outputs(np.zeros((2, 1, 8, 8), np.float32), 0)).all()
+    initial = initialise(COMMON["model"], (1, 8, 8), 10, 0)
+    tensors = load_file(tmp_path / "run" / "models" / "cluster-0.safetensors")
+    parts = {name.removeprefix("global.").removeprefix("cluster.") for name in tensors}
+    assert (
+        parts
+        <= {*initial}
+        == {"scale", *(f"{x}.{y}" for x in ("first", "head") for y in ("weight", "bias"))} | {"second.bias"}
+    )
+    found = load_tensors(tmp_path / "run" / "models" / "constants.safetensors")
+    assert fingerprint(found) == fingerprint(constants(build(COMMON["model"], (1, 8, 8), 10)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_constants_stay_in_ten_certified_rounds_and_a_resumed_run(tmp_path, workers):
+    if workers:
+        start_server()
+    values = settings("ifca", "client", rounds=10, stop_after=6) | {"seed": "auto"}
+    execute(tmp_path / "run", values, workers)
+    file = tmp_path / "run" / "models" / "constants.safetensors"
+    before = file.read_bytes()
+    with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 0})) as folder:
+        assert run(folder, LocalGrid(CLIENTS))["certified"]
+    assert file.read_bytes() == before
+    assert coterie.load(tmp_path / "run", trust_code=True).card.constants == fingerprint(load_tensors(file))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray
+def test_constants_stay_on_ray(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from coterie.engine.ray import run_on_ray
+
+    here = Path(__file__)
+    monkeypatch.setenv("PYTHONPATH", f"{here.parents[1]}{os.pathsep}{here.parents[2]}")
+    values, outcomes = settings("ifca", "client", rounds=10) | {"seed": "auto", "registration-timeout": 600.0}, []
+    with closing(RunFolder.create(tmp_path / "run", RunConfig(values))) as folder:
+        run_on_ray(lambda grid: outcomes.append(run(folder, grid)), CLIENTS, folder=folder.path)
+    assert outcomes[0]["certified"]
+    assert outcomes[0]["rounds"] == 10
+
+
+@pytest.mark.parametrize("method", ["last-layer", "prior", "mixture", "all"])
+@pytest.mark.parametrize("network", ["careful", "frozen_head", "tied_head"])
+def test_clients_fit_the_trainable_part_to_their_records(tmp_path, method, network):
+    config = RunConfig(settings("ifca", "none", personalize=method, model=f"plugged_networks:{network}"))
+    sent = Layout.of(initialise(config.training.model, *config.examples, 0))
+    if network == "careful" or method == "all":
+        check_personal(config, sent)
+        outcome = execute(tmp_path / "run", config.values)
+        assert np.isfinite(outcome["diagnostics"]["personal_accuracy"]).all()
+        return
+    with pytest.raises(ConfigError, match=r"requires a last layer that trains, but the weight of 'head'.*all or none"):
+        check_personal(config, sent)
+
+
+def test_a_run_starts_from_models_of_the_same_constants_only(tmp_path, monkeypatch):
+    execute(tmp_path / "run", settings("ifca", "none"))
+    follow = settings("ifca", "none", start_from=str(tmp_path / "run"))
+    assert StartModels.of(RunConfig(follow)) is not None
+    import plugged_networks
+
+    monkeypatch.setattr(plugged_networks, "values", lambda *shape: shape[0] * plugged_networks.torch.ones(*shape))
+    with pytest.raises(ConfigError, match=r"start-from.*other frozen parameters or buffers"):
+        StartModels.of(RunConfig(follow))
+
+
+def test_a_machine_that_builds_others_fails_before_it_replies(tmp_path, monkeypatch):
+    import plugged_networks
+
+    from coterie.client.cohort import _network
+
+    built = build(COMMON["model"], (1, 8, 8), 10)
+    expected = fingerprint(constants(built))
+    monkeypatch.setattr(plugged_networks, "values", lambda *shape: plugged_networks.torch.zeros(*shape))
+    _network.cache_clear()
+    with pytest.raises(ModelError, match="use the server's version of its code"):
+        _network(COMMON["model"], (1, 8, 8), 10, True, expected)
