@@ -96,6 +96,8 @@ TRAIN_CHANGES = {
     "an unknown penalty": {**HONEST, "penalty": "none of them", "penalty-weight": 1.0},
     "a penalty without a weight": {**HONEST, "penalty": "proximal"},
     "a penalty of infinite weight": {**HONEST, "penalty": "proximal", "penalty-weight": math.inf},
+    "constants that the network lacks": {**HONEST, "constants": "0" * 64},
+    "constants that are no text": {**HONEST, "constants": 5},
     # A redraw row that fails for one label alone.
     "a redraw matrix with a bad row": {**HONEST, "redraw": [1.0, 0.0, 0.5, 0.4]},
     "a redraw matrix with NaN": {**HONEST, "redraw": [1.0, 0.0, math.nan, 1.0]},

@@ -121,6 +121,19 @@ def test_clients_fit_the_trainable_part_to_their_records(tmp_path, method, netwo
         check_personal(config, sent)
 
 
+def test_only_trainable_parameters_count_for_the_note_on_noise():
+    config = RunConfig(settings("fedavg", "client") | {"epsilon": 0.5})
+    (note,) = [line for line in config.warnings() if "the noise dominates" in line]
+    trainable = 12 * 12 + 2 * 12 + 1 + 12 * 10 + 10
+    assert f"({trainable} parameters" in note
+
+
+def test_parameters_without_effect_are_named_before_a_run():
+    config = RunConfig(settings("fedavg", "none", model="plugged_networks:auxiliary"))
+    (note,) = [line for line in config.warnings() if "do not depend on" in line]
+    assert "plugged_networks:auxiliary' do not depend on its parameters spare.weight, spare.bias: they are sent" in note
+
+
 def test_a_run_starts_from_models_of_the_same_constants_only(tmp_path, monkeypatch):
     execute(tmp_path / "run", settings("ifca", "none"))
     follow = settings("ifca", "none", start_from=str(tmp_path / "run"))
