@@ -429,7 +429,8 @@ def _set_constants(card: ModelCard, network: nn.Module, values: Mapping[str, Ten
         kinds = [(of[name].shape, of[name].dtype) if name in of else None for of in (own, values)]
         if kinds[0] != kinds[1]:
             raise networks.ModelError(f"{name} of {CONSTANTS_FILE} is no frozen parameter or buffer of the network")
-        own[name].copy_(values[name])
+        if networks.differing({name: own[name]}, {name: values[name]}):
+            own[name].copy_(values[name])
 
 
 def _module(

@@ -22,6 +22,7 @@ from coterie.models.trainable import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -55,7 +56,7 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
         other = build(name, shape, num_classes)
         _check_builds(name, network, other)
         torch.default_generator.manual_seed(0)
-        fresh = copy.deepcopy(network)
+        fresh = _copied(name, network)
         tokens = kind == "tokens"
         drawn = torch.randint(num_classes, (DRAWN, *shape)) if tokens else torch.randn(DRAWN, *shape)
         x = batch(drawn.numpy())
@@ -83,6 +84,16 @@ def unused(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -
         drawn = torch.zeros(2, *input_shape, dtype=torch.int64) if kind == "tokens" else torch.randn(2, *input_shape)
         gradients = _gradients(name, network, drawn.numpy(), num_classes)
     return [name for name, gradient in gradients.items() if gradient is None]
+
+
+def _copied(name: str, network: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:  # a user's code
+        raise ModelError(
+            f"model '{name}' cannot be copied: {' '.join(str(error).split())[:200]}; hold no locks, files and computed "
+            "tensors, and use torch.nn.utils.parametrizations in place of torch.nn.utils.weight_norm or prune"
+        ) from error
 
 
 def _check_builds(name: str, one: nn.Module, other: nn.Module) -> None:
@@ -158,7 +169,7 @@ def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, input_
     levels = [0, num_classes - 1] if input_kind == "tokens" else [0, largest, -largest]
     others = np.stack([np.full(x.shape[1:], level, x.dtype) for level in levels])
     with torch.no_grad():
-        for parameter in network.parameters():
+        for parameter in _real(network):
             if (parameter == parameter.flatten()[0]).all():  # a last layer of zeros would hide what precedes it
                 parameter.add_(0.1 * torch.randn_like(parameter))
     double = copy.deepcopy(network).double()
@@ -180,6 +191,18 @@ def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, input_
             )
 
 
+def _real(network: nn.Module) -> list[nn.Parameter]:
+    """Return parameters that hold real numbers, frozen ones too."""
+    return [value for value in network.parameters() if value.numel() and value.dtype in _types()]
+
+
+def _types() -> tuple[torch.dtype, ...]:
+    """Return the types of parameters that train."""
+    import torch
+
+    return torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
 def _shaken(network: nn.Module, shake: float) -> nn.Module:
     """Return the network with parameters changed by a relative amount, with random signs, the same in each call."""
     import torch
@@ -189,7 +212,7 @@ def _shaken(network: nn.Module, shake: float) -> nn.Module:
     network = copy.deepcopy(network)
     torch.default_generator.manual_seed(0)
     with torch.no_grad():
-        for parameter in network.parameters():
+        for parameter in _real(network):
             signs = 2 * torch.randint(2, parameter.shape, dtype=parameter.dtype) - 1
             parameter.mul_(1 + shake * signs)
     return network
@@ -232,20 +255,27 @@ def _check_wrappers(name: str, network: nn.Module) -> None:
 
 
 def _check_parameters(name: str, network: nn.Module) -> None:
-    """Check the types and places of the trainable parameters."""
+    """Check the types of the trainable parameters, and where they and the constants are."""
     import torch
 
     parameters = trainable(network)
+    for key, value in {**parameters, **constants(network)}.items():
+        if value.is_meta:
+            raise ModelError(f"model '{name}': '{key}' has no values (device 'meta'); build it on the CPU")
+        dense = value.layout == torch.strided
+        repeats = dense and any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+        trains = key in parameters
+        if not dense or (trains and (value.is_inference() or repeats)):
+            raise ModelError(
+                f"model '{name}': '{key}' is sparse, expanded, or of inference mode; make it a dense tensor of its own "
+                "(to_dense, clone)"
+            )
     if not parameters:
         raise ModelError(f"model '{name}' has no parameters to train: all are frozen (requires_grad=False)")
     for key, value in parameters.items():
-        if value.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or value.is_sparse:
+        if value.dtype not in _types():
             kind = str(value.dtype).removeprefix("torch.")
-            raise ModelError(
-                f"model '{name}': parameter '{key}' is {kind}; messages hold dense real numbers: use float32"
-            )
-        if value.is_meta:
-            raise ModelError(f"model '{name}': parameter '{key}' has no values (device 'meta'); build it on the CPU")
+            raise ModelError(f"model '{name}': parameter '{key}' is {kind}; messages hold real numbers: use float32")
     if shared := sharing_memory(parameters):
         raise ModelError(
             f"model '{name}': parameters '{shared[0]}' and '{shared[1]}' share memory; assign one parameter to both "

@@ -1,7 +1,10 @@
 """A network that cannot be trained is refused before anything starts, with one line that names the layer."""
 
+import threading
+
 import pytest
 import torch
+import torch.nn.utils.prune
 from commands import assert_refused
 from torch import nn
 
@@ -98,6 +101,12 @@ def with_frozen_statistics():
     return network
 
 
+def with_buffer(value):
+    network = Own(None)
+    network.register_buffer("held", value)
+    return network
+
+
 SAME = flat(nn.Linear(6, CLASSES))
 
 NETWORKS = {
@@ -127,6 +136,31 @@ NETWORKS = {
     "random_width": lambda shape, classes: random_width(),
     "slow": lambda shape, classes: Slow(),
     "detached": lambda shape, classes: Own(None, lambda out, beside: out.detach()),
+    "locked": lambda shape, classes: Own(threading.Lock()),
+    "pruned": lambda shape, classes: flat(
+        nn.utils.prune.custom_from_mask(nn.Linear(6, classes), "weight", torch.eye(CLASSES, 6))
+    ),
+    "computed": lambda shape, classes: Own(torch.ones(3, requires_grad=True) * 2),
+    "expanded": lambda shape, classes: Own(nn.Parameter(torch.ones(1).expand(3))),
+    "inference": lambda shape, classes: torch.inference_mode()(lambda: flat(nn.Linear(6, classes)))(),
+    "sparse_parameter": lambda shape, classes: Own(nn.Parameter(torch.eye(3).to_sparse())),
+    "sparse_buffer": lambda shape, classes: with_buffer(torch.eye(3).to_sparse()),
+    "meta_buffer": lambda shape, classes: with_buffer(torch.ones(3, device="meta")),
+    "no_buffer": lambda shape, classes: with_buffer(None),
+    "expanded_buffer": lambda shape, classes: with_buffer(torch.arange(4).expand(3, 4)),
+    "nan_buffer": lambda shape, classes: with_buffer(torch.tensor([float("nan")])),
+    "no_numbers": lambda shape, classes: Own(nn.Parameter(torch.empty(0)), lambda out, beside: out + beside.sum()),
+    "float8": lambda shape, classes: Own(
+        nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False),
+        lambda out, beside: out + beside.float().sum(),
+    ),
+    "int_parameter": lambda shape, classes: Own(
+        nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False), lambda out, beside: out + beside.sum()
+    ),
+    "sparse_gradient": lambda shape, classes: Own(
+        nn.Embedding(3, CLASSES, sparse=True),
+        lambda out, beside: out + beside(torch.zeros(len(out), dtype=torch.int64)),
+    ),
     "double": lambda shape, classes: nn.Sequential(Typed(torch.float64), nn.Linear(6, classes).double()),
     "half": lambda shape, classes: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, classes).bfloat16()),
     "good": lambda shape, classes: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, classes)),
@@ -176,20 +210,12 @@ def network(monkeypatch):
     return lambda name: f"{module.__name__}:{name}"
 
 
-GOOD = [
-    "good",
-    "constant",
-    "frozen",
-    "frozen_statistics",
-    "fourier",
-    "fourier_hidden",
-    "weight_norm",
-    "unused",
-    "scalar",
-]
+GOOD = ["good", "constant", "frozen", "frozen_statistics", "fourier", "fourier_hidden", "weight_norm", "unused"]
+TYPES = ["scalar", "double", "half", "float8", "int_parameter"]
+EMPTY = ["no_numbers", "no_buffer", "nan_buffer", "expanded_buffer", "sparse_gradient"]
 
 
-@pytest.mark.parametrize("name", [*GOOD, "double", "half"])
+@pytest.mark.parametrize("name", [*GOOD, *TYPES, *EMPTY])
 def test_a_network_of_the_contract_passes(network, name):
     state = torch.get_rng_state()
     check_network(network(name), (6,), CLASSES, "vectors")
@@ -221,8 +247,8 @@ def test_a_network_of_the_contract_passes(network, name):
         ("counting", "buffer 'calls' changes in a step of training; frozen"),
         ("spectral", "buffer '1.weight_[uv]' (differs between two builds|changes in a step)"),
         ("all_frozen", "no parameters to train: all are frozen"),
-        ("complex", "parameter 'beside' is complex64; messages hold dense real numbers"),
-        ("meta", "parameter '1.weight' has no values"),
+        ("complex", "parameter 'beside' is complex64; messages hold real numbers"),
+        ("meta", "'1.weight' has no values"),
         ("parallel", "returns DataParallel; return its module"),
         ("script", "returns TorchScript; return the torch.nn.Module"),
         ("compiled", "returns a network of torch.compile; return the torch.nn.Module"),
@@ -231,6 +257,14 @@ def test_a_network_of_the_contract_passes(network, name):
         ("random_width", "parameter '1.weight' has another name or shape at the next build"),
         ("slow", "in evaluation mode it computes other outputs than in training"),
         ("detached", "its outputs depend on none of its trainable parameters: inner.weight, inner.bias"),
+        ("locked", "cannot be copied: cannot pickle .*lock.*; hold no locks"),
+        ("pruned", "cannot be copied: .*in place of torch.nn.utils.weight_norm or prune"),
+        ("computed", "cannot be copied: "),
+        ("expanded", "'beside' is sparse, expanded, or of inference mode; .*clone"),
+        ("inference", "'1.weight' is sparse, expanded, or of inference mode"),
+        ("sparse_parameter", "'beside' is sparse"),
+        ("sparse_buffer", "'held' is sparse"),
+        ("meta_buffer", "'held' has no values"),
         ("infinite", "initial outputs are not finite"),
     ],
 )
