@@ -17,6 +17,7 @@ from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.files import spreadsheet_cell
 from coterie.server import ConfigError, applicable
 from coterie.server.config import combined, declarations
+from coterie.server.settings import RunSettings
 
 # Columns of runs.csv, and the results that they hold.
 _RESULTS = {
@@ -69,7 +70,11 @@ def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
         settings=fixed,
         columns=columns,
         rows=tuple(
-            Row(_heading(combination) or "all runs", combination, (None,) * len(columns))
+            Row(
+                _heading(combination) or fixed.get("strategy", RunSettings.strategy),
+                combination,
+                (None,) * len(columns),
+            )
             for combination in combinations
         ),
         grid={},

@@ -1,12 +1,20 @@
 """The ``coterie`` command."""
+# ruff: noqa: E402 (the handler of Ctrl-C comes before imports)
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Annotated
 
 import typer
+
+# Ctrl-C during the imports below ends the program without a traceback.
+_on_interrupt = signal.getsignal(signal.SIGINT)
+if _in_main := threading.current_thread() is threading.main_thread() and _on_interrupt is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Set before torch is imported: spinning idle threads slow a run down tenfold when another program needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -30,10 +38,14 @@ from coterie.cli.superlink import superlink
 from coterie.cli.supernode import superexec, supernode
 from coterie.cli.sweep import sweep
 
+if _in_main:
+    signal.signal(signal.SIGINT, _on_interrupt)
+
 cli = typer.Typer(
     help="Clustered federated learning with proven differential privacy: one model per hidden group of clients.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 

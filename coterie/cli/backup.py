@@ -9,7 +9,9 @@ import typer
 
 from coterie.cli.console import console_for
 
-app = typer.Typer(help="Copy and restore the files of a server or a client.", no_args_is_help=True)
+app = typer.Typer(
+    help="Copy and restore the files of a server or a client.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 
 Archive = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Tar file; it holds keys: keep it private.")]
 

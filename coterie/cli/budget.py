@@ -9,7 +9,11 @@ import typer
 
 from coterie.cli.console import JsonFlag, answer, console_for
 
-app = typer.Typer(help="Care for the privacy budget of a client's data, which its owner keeps.", no_args_is_help=True)
+app = typer.Typer(
+    help="Care for the privacy budget of a client's data, which its owner keeps.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Budget file; default name: .coterie-budget.jsonl.")]
 

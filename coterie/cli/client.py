@@ -41,10 +41,12 @@ def client(  # long: one line per option
     ] = None,
     client_id: Annotated[
         int | None,
-        typer.Option(min=0, help="This client's id, 0 to the number of clients - 1; default: I of node-I.key."),
+        typer.Option(
+            min=0, metavar="ID", help="This client's id, 0 to the number of clients - 1; default: I of node-I.key."
+        ),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Folder of persistent state; default: ~/.local/state/coterie/client-ID.")
+        Path | None, typer.Option(help="Folder of persistent state; default: client-ID in ~/.local/state/coterie.")
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Privacy budget of this client over all runs; requires --delta.")
@@ -57,7 +59,7 @@ def client(  # long: one line per option
         str | None, typer.Option(metavar="1x28x28|16", help="Shape of an example of this client's data.")
     ] = None,
     num_classes: Annotated[
-        int | None, typer.Option(min=0, help="Number of classes of this client's data; 0: real targets.")
+        int | None, typer.Option(min=0, metavar="N", help="Number of classes of this client's data; 0: real targets.")
     ] = None,
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
@@ -91,7 +93,9 @@ def client(  # long: one line per option
     isolation: Annotated[
         str, typer.Option(help="subprocess, or process for a separate flower-superexec.")
     ] = "subprocess",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Local port of the SuperNode's Runtime API.")] = 9094,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="PORT", help="Local port of the SuperNode's Runtime API.")
+    ] = 9094,
     flags: Annotated[
         list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="Passed to flower-supernode unchanged.")
     ] = None,

@@ -15,7 +15,9 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 if TYPE_CHECKING:
     from coterie.datasets import Finding, LeftOut, Table, TableSchema
 
-app = typer.Typer(help="Check private records, and draft schemas of tables.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check private records, and draft schemas of tables.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 _PRIVATE = "this report is for the owner of the records alone"
 
 

@@ -17,7 +17,11 @@ from coterie.cli.run import Assignments, Clients, Clusters, Config, Epsilon, Rou
 if TYPE_CHECKING:
     from coterie.server import RunConfig
 
-app = typer.Typer(help="Compute privacy costs, calibrate noise, and check ledgers and budgets.", no_args_is_help=True)
+app = typer.Typer(
+    help="Compute privacy costs, calibrate noise, and check ledgers and budgets.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 _POINTS = 40
 _Text = str | None

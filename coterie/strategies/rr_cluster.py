@@ -11,12 +11,8 @@ X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with 
     10      server samples clients of large groups into small ones, such that |S_j| >= B for every j
     11-13   server adds the clipped, noisy mean of the updates of S_j to theta_j
 
-====================  ==================================================================
-lines                 where
-====================  ==================================================================
-4, 5, 6, 11 to 13     the base: strategies/ifca.py, fesem.py or fedcam.py
-7 to 10               the mechanism: privacy/mechanisms/rebalancing.py, three forms
-====================  ==================================================================
+Lines 4 to 6 and 11 to 13 are those of the base (strategies/ifca.py, fesem.py or fedcam.py), lines 7 to 10 those of the
+mechanism (privacy/mechanisms/rebalancing.py), in three forms.
 
 Deviations from the paper
 - By default, B is a third of the expected members qM / k, rounded down. The paper chooses it from {4, 8, 12} for

@@ -43,7 +43,7 @@ def test_a_setting_of_one_strategy():
 
 def test_one_combination():
     table = sweep({"rounds": 5}, (0, 1, 2))
-    assert ([row.name for row in table.rows], [column.name for column in table.columns]) == (["all runs"], ["accuracy"])
+    assert ([row.name for row in table.rows], [column.name for column in table.columns]) == (["ifca"], ["accuracy"])
 
 
 def test_seeds():

@@ -41,6 +41,30 @@ def called(calls, folder):
     return json.loads(done.stdout)
 
 
+# Ctrl-C while the module in argv[1] is imported; argv[2:] are the words of the command.
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Finder())
+from coterie.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("module", "status"), [("coterie.cli.run", -2), ("torch", 130)])
+def test_an_interrupt_during_imports_ends_without_a_traceback(module, status, tmp_path):
+    words = [sys.executable, "-c", INTERRUPTED, module, "run", "--out", str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
 def test_help(tmp_path):
     ((status, _, _, imported),) = called([(["--help"], {})], tmp_path)
     assert status == 0
