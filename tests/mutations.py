@@ -34,6 +34,7 @@ _PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
+_PARTS = "tests/client/test_training_parts.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 _GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/continuation.py"
@@ -306,6 +307,41 @@ MUTATIONS = [
         "found.origins[kept], found.factors[kept]",
         "np.arange(kept.sum()), found.factors[kept]",
         "tests/strategies/test_model_search.py::test_every_model_names_its_origin_and_how_much_it_shrank",
+    ),
+    Mutation(
+        "frozen parameters train",
+        "coterie/models/trainable.py",
+        "for name, parameter in network.named_parameters() if parameter.requires_grad}",
+        "for name, parameter in network.named_parameters()}",
+        "tests/models/test_trainable.py::test_frozen_parameters_are_no_part_of_it",
+    ),
+    Mutation(
+        "a network that mixes records has each record in a batch of its own",
+        "coterie/client/dpsgd.py",
+        "if _differing(clipping.named, both, wanted) or _differing(clipping.named, together, sums):",
+        "if _differing(clipping.named, both, wanted):",
+        "tests/client/test_dpsgd.py::test_networks_without_gradients_of_records_are_refused",
+    ),
+    Mutation(
+        "DP-SGD in half precision",
+        "coterie/client/dpsgd.py",
+        "if value.dtype in (torch.float16, torch.bfloat16):",
+        "if False:",
+        f"{_PARTS}::test_what_cannot_be_clipped_by_records_is_refused",
+    ),
+    Mutation(
+        "DP-SGD of a network whose buffers change",
+        "coterie/client/dpsgd.py",
+        "if changed := differing(before, constants(plain)):",
+        "if changed := []:",
+        f"{_PARTS}::test_what_cannot_be_clipped_by_records_is_refused",
+    ),
+    Mutation(
+        "a client trains with other constants than the server's",
+        "coterie/client/cohort.py",
+        "if networks.fingerprint(built) != constants:",
+        "if False:",
+        "tests/server/test_constants.py::test_a_client_that_builds_others_says_so",
     ),
     Mutation(
         "a batch has a fixed size",
