@@ -2,7 +2,7 @@
 
     make gpu-check, or: python benchmarks/gpu_check.py [--data-dir DIR] [--only parity speed table]
 
-Each step writes benchmarks/results/gpu-STEP.json, with the device and versions. Without --data-dir, the speed is
+Each step writes benchmarks/results/gpu/STEP.json, with the device and versions. Without --data-dir, the speed is
 measured on made-up images, and there is no table.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
+RESULTS = HERE / "results" / "gpu"
 #: Tests that compare the GPU with the CPU.
 TESTS = ("tests/client/test_gpu.py", "tests/client/test_dpsgd.py::test_a_gpu_gives_the_same")
 #: Arguments of speed.py for every figure.
@@ -63,7 +63,7 @@ def main() -> int:
         found = steps[name](chosen)
         failed |= bool(found["failed"])
         document = {**found, "device": torch.cuda.get_device_name(), "versions": versions()}
-        (chosen.out / f"gpu-{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        (chosen.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
         print(f"{name}: {'failed: ' + ', '.join(found['failed']) if found['failed'] else 'done'}")
     return int(failed)
 

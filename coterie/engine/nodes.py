@@ -69,8 +69,8 @@ class SingleProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """What there is of a run of Flower: its ``run_id``."""
-        return SimpleNamespace(run_id=_RUN_ID)
+        """What there is of a run of Flower: its ``run_id``, and no app."""
+        return SimpleNamespace(run_id=_RUN_ID, fab_hash=None)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
