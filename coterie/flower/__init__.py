@@ -140,7 +140,7 @@ PRIVATE = (
     PrivatePart(
         "flwr.supercore.task_identity.TaskIdentity",
         (),
-        "engine.in_process",
+        "engine.nodes",
         "names the sender of messages in a simulation",
     ),
     PrivatePart(
