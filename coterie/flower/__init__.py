@@ -138,10 +138,7 @@ PRIVATE = (
         "sends lost requests again",
     ),
     PrivatePart(
-        "flwr.supercore.task_identity.TaskIdentity",
-        (),
-        "engine.nodes",
-        "names the sender of messages in a simulation",
+        "flwr.supercore.task_identity.TaskIdentity", (), "engine.nodes", "names the sender of messages in a simulation"
     ),
     PrivatePart(
         "flwr.server.superlink.fleet.vce.backend.raybackend.BasicActorPool",
