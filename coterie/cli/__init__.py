@@ -13,7 +13,10 @@ import typer
 
 # Ctrl-C during the imports below ends the program without a traceback.
 _on_interrupt = signal.getsignal(signal.SIGINT)
-if _in_main := threading.current_thread() is threading.main_thread() and _on_interrupt is signal.default_int_handler:
+if (
+    _interruptible := threading.current_thread() is threading.main_thread()
+    and _on_interrupt is signal.default_int_handler
+):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Set before torch is imported: spinning idle threads slow a run down tenfold when another program needs the cores.
@@ -38,7 +41,7 @@ from coterie.cli.superlink import superlink
 from coterie.cli.supernode import superexec, supernode
 from coterie.cli.sweep import sweep
 
-if _in_main:
+if _interruptible:
     signal.signal(signal.SIGINT, _on_interrupt)
 
 cli = typer.Typer(

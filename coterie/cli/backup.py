@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.console import console_for
+from coterie.cli.console import console_for, group
 
-app = typer.Typer(
-    help="Copy and restore the files of a server or a client.", no_args_is_help=True, rich_markup_mode="markdown"
-)
+app = group("Copy and restore the files of a server or a client.")
 
 Archive = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Tar file; it holds keys: keep it private.")]
 

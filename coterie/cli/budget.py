@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.console import JsonFlag, answer, console_for
+from coterie.cli.console import JsonFlag, answer, console_for, group
 
-app = typer.Typer(
-    help="Care for the privacy budget of a client's data, which its owner keeps.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+app = group("Care for the privacy budget of a client's data, which its owner keeps.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Budget file; default name: .coterie-budget.jsonl.")]
 

@@ -21,6 +21,11 @@ _WIDE = 10_000
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
+def group(about: str) -> typer.Typer:
+    """Create a group of commands, whose help fills lines and shows brackets."""
+    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode="markdown")
+
+
 def console_for(as_json: bool) -> Console:
     """Console for human-readable output: standard output, or standard error if standard output carries JSON."""
     console = Console(stderr=as_json, highlight=False)

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.console import JsonFlag, console_for, print_json
+from coterie.cli.console import JsonFlag, console_for, group, print_json
 
 if TYPE_CHECKING:
     from coterie.datasets import Finding, LeftOut, Table, TableSchema
 
-app = typer.Typer(
-    help="Check private records, and draft schemas of tables.", no_args_is_help=True, rich_markup_mode="markdown"
-)
+app = group("Check private records, and draft schemas of tables.")
 _PRIVATE = "this report is for the owner of the records alone"
 
 

@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from coterie.cli.console import JsonFlag, answer, console_for, print_json, print_table
+from coterie.cli.console import JsonFlag, answer, console_for, group, print_json, print_table
 from coterie.cli.run import Assignments, Clients, Clusters, Config, Epsilon, Rounds, settings_of
 
 if TYPE_CHECKING:
     from coterie.server import RunConfig
 
-app = typer.Typer(
-    help="Compute privacy costs, calibrate noise, and check ledgers and budgets.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+app = group("Compute privacy costs, calibrate noise, and check ledgers and budgets.")
 
 _POINTS = 40
 _Text = str | None

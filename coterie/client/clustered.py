@@ -66,7 +66,7 @@ _RECORD_LEVEL = (
 
 
 class ClusteredClientApp(ClientApp):
-    """Makes an app clustered: use it in place of ``ClientApp``, and a strategy of Coterie at the server.
+    """Makes an app clustered: use it instead of ``ClientApp``, and a strategy of Coterie at the server.
 
     The app is as for Flower's FedAvg: its ``train`` and ``evaluate`` take a message with an ArrayRecord ``arrays`` and
     a ConfigRecord ``config``; ``train`` replies one ArrayRecord with the same names and shapes, ``evaluate`` a

@@ -15,7 +15,7 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from coterie.models.errors import ModelError
+from coterie.models.errors import ModelError, few
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +57,7 @@ def with_lora(
     modules = dict(network.named_modules())
     for name in (*layers, *train):
         if name not in modules:
-            raise ModelError(f"adapters: the network has no layer '{name}'; it has {_few(_linear(modules))}")
+            raise ModelError(f"adapters: the network has no layer '{name}'; it has {_layers(modules)}")
     chosen = list(layers) or [name for name in _linear(modules) if not _within(name, train)]
     if not chosen:
         raise ModelError("adapters: the network has no linear layer (nn.Linear) to adapt")
@@ -66,7 +66,7 @@ def with_lora(
         layer = modules[name]
         if type(layer) is not Linear:
             kind = type(layer).__name__
-            raise ModelError(f"adapters: layer '{name}' is {kind}, not nn.Linear; choose from {_few(_linear(modules))}")
+            raise ModelError(f"adapters: layer '{name}' is {kind}, not nn.Linear; choose from {_layers(modules)}")
         least = min(layer.in_features, layer.out_features)
         if not 1 <= rank <= least:
             raise ModelError(f"adapters: rank must be 1 to {least}, the smaller side of layer '{name}', not {rank}")
@@ -113,5 +113,5 @@ def _within(name: str, modules: Collection[str]) -> bool:
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
-def _few(names: list[str]) -> str:
-    return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "none"
+def _layers(modules: Mapping[str, nn.Module]) -> str:
+    return few(_linear(modules), 5) or "none"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie.models.errors import ModelError
+from coterie.models.errors import ModelError, few
 from coterie.models.networks import MODELS, Shape, build
 from coterie.models.rows import DRAWN, Rows, batch, find_mixing
 from coterie.models.trainable import (
@@ -118,7 +118,7 @@ def _check_step(name: str, network: nn.Module, x: Rows, num_classes: int) -> Non
     before = {key: value.clone() for key, value in constants(network).items()}
     gradients = _gradients(name, network, x, num_classes)
     if all(gradient is None for gradient in gradients.values()):
-        raise ModelError(f"model '{name}': its outputs depend on none of its trainable parameters: {_few(gradients)}")
+        raise ModelError(f"model '{name}': its outputs depend on none of its trainable parameters: {few(gradients)}")
     if changed := differing(before, constants(network)):
         raise ModelError(
             f"model '{name}': {_kind(network, changed[0])} '{changed[0]}' changes in a step of training; {CONSTANT}"
@@ -281,10 +281,6 @@ def _check_parameters(name: str, network: nn.Module) -> None:
             f"model '{name}': parameters '{shared[0]}' and '{shared[1]}' share memory; assign one parameter to both "
             "layers (second.weight = first.weight), or copy its values"
         )
-
-
-def _few(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _outputs(name: str, network: nn.Module, x: Rows, num_classes: int, finite: bool = True) -> Rows:

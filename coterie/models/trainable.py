@@ -123,7 +123,7 @@ def set_training(network: nn.Module) -> None:
 
 
 def without_batch_norm(network: nn.Module) -> nn.Module:
-    """Return a copy of a network with GroupNorm in place of batch normalisation.
+    """Return a copy of a network with GroupNorm instead of batch normalisation.
 
     A layer of images or sequences has up to 32 groups of two or more channels, one of vectors has one group. Factors
     and summands are kept; instance normalisation loses its running statistics.

@@ -150,14 +150,6 @@ def _with_roster(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {_ROSTER: roster, **{name: value for name, value in settings.items() if (name, value) != (_ROSTER, AUTO)}}
 
 
-def _app_of(grid: Grid) -> str | None:
-    """Return the SHA-256 of the app that Flower runs; None where it is not known."""
-    try:
-        return grid.run.fab_hash
-    except NotImplementedError:
-        return None
-
-
 def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callable[..., None]) -> None:
     from coterie.flower import check
     from coterie.flower.grid import with_check, with_retries
@@ -166,7 +158,7 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
     settings = _with_roster(context.run_config) if deployed else context.run_config
     folder = open_folder(settings, runs, _check_engine, deployed=deployed)
     folder.on_audit, folder.seen_rosters = audit, runs / SEEN_FILE if deployed else None
-    submission = submission_of(folder.config, _app_of(grid) if deployed else None)
+    submission = submission_of(folder.config, grid.run.fab_hash if deployed else None)
     started = {"strategy": folder.config.run.strategy, "epsilon": finite(folder.plan.epsilon), **vars(submission)}
     audit("start", out=str(folder.path), **started)
     rounds = rounds_of(folder.config)

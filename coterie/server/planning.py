@@ -61,8 +61,8 @@ def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0) -> float:
 
     The noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`: more noise has smaller
     steps, a larger cohort larger ones. By momentum, the noise moves it no further. Adam divides by at least the noise
-    of a round, so that it moves by eta in place of eta sigma: what is left of the plan is how the noise of rounds adds
-    up, also without known noise.
+    of a round, so that noise moves it by eta instead of eta sigma: its step depends on the number of rounds and on how
+    their noise adds up, also where the noise is not known.
 
     Args:
         plan: of the run.

@@ -154,7 +154,7 @@ class RecordLevel(Plan):
         update (:meth:`RecordPlan.update_noise`). Round 1 counts as one of the others.
         """
         weights = self.weight_of_clients()
-        noise = np.array([self.of_client(client).update_noise(lr) for client in range(self.clients)])
+        noise = np.resize([plan.update_noise(lr) for plan in self.client_plans], self.clients)  # assigned cyclically
         return math.sqrt(self.rounds * self.num_clusters) * float(np.linalg.norm(weights * noise) / np.sum(weights))
 
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
