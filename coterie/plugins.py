@@ -11,6 +11,8 @@ setting        group of entry points       object
 ``optimizer``  ``coterie.optimizers``      function
 ``scheduler``  ``coterie.schedulers``      function
 ``loss``       ``coterie.losses``          function
+``trainer``    ``coterie.trainers``        class
+``choose``     ``coterie.choosers``        function
 =============  ==========================  =================
 
 docs/extending.md has the contract of each. Names of Coterie's own take precedence over entry points. Importing an
@@ -23,7 +25,8 @@ import difflib
 import hashlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +44,8 @@ GROUPS = {
     "optimizer": "coterie.optimizers",
     "scheduler": "coterie.schedulers",
     "loss": "coterie.losses",
+    "trainer": "coterie.trainers",
+    "choose": "coterie.choosers",
 }
 
 
@@ -50,7 +55,7 @@ class PluginError(ValueError):
 
 def form(kind: str) -> str:
     """Return how an object of this kind is named: ``module:Class`` or ``module:function``."""
-    return "module:Class" if kind == "strategy" else "module:function"
+    return "module:Class" if kind in ("strategy", "trainer") else "module:function"
 
 
 @cache
@@ -136,6 +141,11 @@ def source_hash(kind: str, name: str) -> str | None:
         return None
 
 
+def sources(plugins: Mapping[str, str]) -> str:
+    """Return the kinds of objects of users, each with the hash of its file, to compare those of two machines."""
+    return " ".join(f"{kind}={source_hash(kind, name)}" for kind, name in plugins.items())
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for a name not in `known`: it suggests the closest name and lists all."""
     names = sorted(known)
@@ -175,8 +185,19 @@ def _last(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+@contextmanager
+def calling(name: str) -> Iterator[None]:
+    """Raise what the code of a user raises as a PluginError of one line, which names the object."""
+    try:
+        yield
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{name} fails: {type(error).__name__}: {_line(error)}") from error
+
+
 def _line(error: BaseException) -> str:
-    """First line of an error's text, with the place of the code that raised it."""
+    """Return the first line of an error's text, with the place of the code that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -31,6 +31,7 @@ _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
 _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
 _PLUGINS_TEST = "tests/client/test_training_plugins.py"
+_TRAINERS_TEST = "tests/client/test_trainers.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
@@ -1265,9 +1266,30 @@ MUTATIONS = [
     Mutation(
         "a client accepts an own optimizer or loss beside a plan of DP-SGD",
         "coterie/client/cohort.py",
-        "if plans and local.plugins:",
-        "if False:",
+        "for kind in local.plugins if plans else ():",
+        "for kind in ():",
         f"{_PLUGINS_TEST}::test_a_client_refuses_them_beside_a_plan_of_dp_sgd",
+    ),
+    Mutation(
+        "a trainer changes the records of its client",
+        "coterie/client/trainers.py",
+        "*(part.copy() for part in examples)",
+        "*examples",
+        f"{_TRAINERS_TEST}::test_a_loop_of_sgd_is_the_built_in_one",
+    ),
+    Mutation(
+        "a trainer changes PyTorch's generator",
+        "coterie/client/trainers.py",
+        "torch.random.fork_rng(devices), torch.enable_grad()",
+        "torch.enable_grad()",
+        f"{_TRAINERS_TEST}::test_pytorchs_generator_is_seeded_for_each_client_and_put_back",
+    ),
+    Mutation(
+        "a client accepts code that differs from the server's",
+        "coterie/client/app.py",
+        "config.sources != (here := sources(config.training.plugins))",
+        "not (here := sources(config.training.plugins))",
+        "tests/client/test_own_data.py::test_a_client_compares_the_code_of_its_training_with_the_servers",
     ),
     Mutation(
         "a record-level run accepts an own optimizer or loss",

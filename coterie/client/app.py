@@ -25,7 +25,8 @@ from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
-from coterie.wire import LabelRequest, RequestError
+from coterie.plugins import sources
+from coterie.wire import ClientConfig, LabelRequest, RequestError
 from coterie.wire.messages import (
     CENTROIDS,
     CHARGED_REQUESTS,
@@ -175,18 +176,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
             "configuration",
             "no-data",
         )
-    # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
-    for key, value, builtin_names in (
-        ("dataset", config.data.dataset, (*DATASETS, OWN_DATA)),
-        ("model", config.training.model, networks.MODELS),
-        ("features", config.training.features, networks.FEATURES),
-        *((kind, name, ()) for kind, name in config.training.plugins.items()),
-    ):
-        if value not in builtin_names and value not in (node.code or "").split():
-            raise ClientError(
-                f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
-                "node configuration"
-            )
+    _check_code(who, config, node)
     if client.data is not None and client.declared is None and config.data.table_schema:
         raise ClientError(
             f"{who}: the run reads tables by a schema, but the node configuration declares none; set schema (coterie "
@@ -206,6 +196,31 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return cohort
+
+
+def _check_code(who: str, config: ClientConfig, node: NodeConfig) -> None:
+    """Check that a request names no code but what the owner allows, and that this is what the server has.
+
+    Raises:
+        ClientError: it does not.
+    """
+    # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
+    for key, value, builtin_names in (
+        ("dataset", config.data.dataset, (*DATASETS, OWN_DATA)),
+        ("model", config.training.model, networks.MODELS),
+        ("features", config.training.features, networks.FEATURES),
+        *((kind, name, ()) for kind, name in config.training.plugins.items()),
+    ):
+        if value not in builtin_names and value not in (node.code or "").split():
+            raise ClientError(
+                f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
+                "node configuration"
+            )
+    if config.sources is not None and config.sources != (here := sources(config.training.plugins)):
+        differing = [pair.partition("=")[0] for pair in here.split() if pair not in config.sources.split()]
+        raise ClientError(
+            f"{who}: the file of {', '.join(differing)} differs here from that at the server; use the server's version"
+        )
 
 
 def _refused(client: Client, cohort: Cohort) -> str:

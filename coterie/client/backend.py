@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
 from coterie.client.device import free_device, on_device, products
 from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, schedule, stepper
+from coterie.client.trainers import train_by
 from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.models import call, trainable
@@ -133,10 +134,13 @@ class Backend:
         batched: bool | None,
     ) -> Vectors:
         """Return (n, d) updates; see :func:`train`."""
+        if (trainer := config.plugins.trainer_class) is not None:
+            name = f"trainer '{config.plugins.trainer}'"
+            return train_by(trainer, name, self.model, layout, start, shards, rngs, config)
         count = self._clients_at_once(layout, shards, config)
         if batched is None:
             batched = self._pays(count)
-        step = self._step(config.precision) if batched and not config.plugins.named else None
+        step = self._step(config.precision) if batched and not config.plugins.named.keys() - {"choose"} else None
         if step is None:
             return self._one_after_the_other(layout, start, shards, rngs, config)
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]

@@ -19,7 +19,7 @@ from coterie import models as networks
 from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
-from coterie.client.scores import losses
+from coterie.client.scores import losses, scores
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.client.training_plugins import TrainingPlugins
@@ -151,8 +151,10 @@ class Cohort:  # large: what handlers read of a message, each computed once
         device = torch_device(local.device)
         batch_size = _FULL_BATCH if options.first_batch and not plans else local.batch_size
         precision = local.gpu_precision if device == "cuda" else "float32"
-        if plans and local.plugins:
-            raise RequestError(f"{', '.join(local.plugins)}: {NOT_AT_RECORD_LEVEL}")
+        for kind in local.plugins if plans else ():
+            raise RequestError(f"{kind}: {NOT_AT_RECORD_LEVEL[kind]}")
+        if "trainer" in local.plugins and options.penalty is not None:
+            raise RequestError("trainer: another training loop than Coterie's knows nothing of a penalty")
         training = LocalTrainingConfig(
             local.local_epochs, batch_size, local.lr, device, Penalty.of(options), precision, TrainingPlugins.of(local)
         )
@@ -280,10 +282,14 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return self.layers.whole.flatten(networks.initialise(*self.model_spec, 0))
 
     def choose(self) -> Labels:
-        """Return the (n,) index of the model with the smallest loss on each client's training data."""
+        """Return the (n,) index of the model with the lowest score on each client's training data."""
         if len(self.models) == 1:
             return np.zeros(len(self.clients), np.int64)
-        return np.asarray(self.losses.argmin(axis=1))
+        local = self.local_training
+        if (score := local.plugins.score_of_model) is None:
+            return np.asarray(self.losses.argmin(axis=1))
+        own = scores(self.network, self.layers.whole, self.models, self.shards, local.device, score)
+        return np.asarray(own.argmin(axis=1))
 
     @cached_property
     def losses(self) -> npt.NDArray[np.float64]:

@@ -74,7 +74,7 @@ def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[f
     request, streams = cohort.train_request, Streams(cohort.config.seed)
     mine = [keys[client.client_id] for client in cohort.clients]
     chosen = np.zeros(len(mine), np.int64)
-    if request.choose:
+    if request.choice:
         chosen = np.array([_choose(cohort, i, streams.stream("choice", *key)) for i, key in enumerate(mine)])
     coins, noises = ([streams.stream(name, *key) for key in mine] for name in ("batches", "gradients"))
     settings = [
@@ -113,12 +113,12 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
         ClientError: the request has a choice or losses that the plan does not cover, or the run of a client with a
             budget has a seed.
     """
-    plan, choose = cohort.plan(client.client_id), cohort.train_request.choose
-    if (cohort.request.message_type == LOSSES or choose) and cohort.config.loss_bound is None:
+    plan, choice = cohort.plan(client.client_id), cohort.train_request.choice
+    if (cohort.request.message_type == LOSSES or choice) and cohort.config.loss_bound is None:
         raise ClientError(
             f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
         )
-    if choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
+    if choice and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise ClientError(
             f"client {client.client_id} rejects the request: its plan does not cover the choice of a cluster by loss; "
             "use selection = gumbel"

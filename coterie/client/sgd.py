@@ -26,7 +26,7 @@ class LocalTrainingConfig:
         device: torch device.
         penalty: on the distance to the start, added to the loss.
         precision: of matrix products and convolutions on a GPU, see :func:`coterie.client.device.products`.
-        plugins: optimizer, scheduler and loss.
+        plugins: objects of users.
     """
 
     local_epochs: int

@@ -1,23 +1,30 @@
-"""Optimizer, scheduler and loss of users in local training, by name (docs/extending.md has their contracts)."""
+"""Objects of users in local training and in the choice of a cluster, by name (docs/extending.md has the contracts)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.models.settings import TrainingSettings
-from coterie.plugins import PluginError, load_function
+from coterie.plugins import PluginError, calling, load_function
 
-#: Positional arguments of the functions, by setting.
-ARGUMENTS = {"optimizer": ("parameters", "lr"), "scheduler": ("step", "steps"), "loss": ("outputs", "targets")}
-_SGD, _CONSTANT, _DEFAULT = "sgd", "constant", "default"
+#: Positional arguments of the functions, or of the constructor, by setting.
+ARGUMENTS = {
+    "optimizer": ("parameters", "lr"),
+    "scheduler": ("step", "steps"),
+    "loss": ("outputs", "targets"),
+    "trainer": ("network",),
+    "choose": ("outputs", "targets"),
+}
+_SGD, _CONSTANT, _DEFAULT, _LOSS = "sgd", "constant", "default", "loss"
 
 
 def example_loss(output: Tensor, y: Tensor) -> Tensor:
@@ -38,16 +45,21 @@ class TrainingPlugins:
         scheduler: "constant", or a function of the step, from 0, and of the number of steps of a round, that returns
             the factor of the step size, in [0, 1].
         loss: "default", or a function of (n, ...) outputs and (n,) targets that returns (n,) losses.
+        trainer: "default", or a class with a training loop of its own (client/trainers.py).
+        choose: "loss", or a function of (n, ...) outputs and (n,) targets that returns a number, which is the lower the
+            better a model is for the client.
     """
 
     optimizer: str = _SGD
     scheduler: str = _CONSTANT
     loss: str = _DEFAULT
+    trainer: str = _DEFAULT
+    choose: str = _LOSS
 
     @classmethod
     def of(cls, training: TrainingSettings) -> TrainingPlugins:
         """Return those of a run."""
-        return cls(training.optimizer, training.scheduler, training.loss)
+        return cls(**{kind: getattr(training, kind) for kind in ARGUMENTS})
 
     @property
     def named(self) -> dict[str, str]:
@@ -58,6 +70,19 @@ class TrainingPlugins:
     def loss_of_examples(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The loss of every example."""
         return example_loss if self.loss == _DEFAULT else _load("loss", self.loss)
+
+    @property
+    def trainer_class(self) -> type[Any] | None:
+        """The class with the training loop; None: Coterie's own."""
+        loaded: Any = None if self.trainer == _DEFAULT else _load("trainer", self.trainer)
+        return loaded
+
+    @property
+    def score_of_model(self) -> Callable[[Tensor, Tensor], float] | None:
+        """The score by which a client chooses a model: inf where the user's is not finite; None: the mean loss."""
+        if self.choose == _LOSS:
+            return None
+        return partial(_score, _load("choose", self.choose), f"choose '{self.choose}'")
 
     def stepper(self, parameters: Iterable[Tensor], lr: float, steps: int) -> Callable[[Sequence[Tensor]], None]:
         """Return a function that takes the next step of a round, given the gradients.
@@ -86,7 +111,7 @@ class TrainingPlugins:
         return step
 
     def check(self, num_classes: int) -> None:
-        """Check each object of users against its contract.
+        """Check each object of users against its contract, but for the trainer, which needs the network.
 
         Args:
             num_classes: of the targets; 0: they are real numbers.
@@ -95,7 +120,8 @@ class TrainingPlugins:
             PluginError: an object cannot be imported, or violates its contract.
         """
         for kind, name in self.named.items():
-            check_plugin(kind, _load(kind, name), num_classes, f"{kind} '{name}'")
+            if kind in _CHECKS:
+                check_plugin(kind, _load(kind, name), num_classes, f"{kind} '{name}'")
 
 
 #: Plain SGD, a constant step size, and the default loss.
@@ -111,7 +137,7 @@ def check_plugin(kind: str, function: Callable[..., Any], num_classes: int, name
     """Check a function against the contract of its kind, on random numbers.
 
     Args:
-        kind: "optimizer", "scheduler" or "loss".
+        kind: "optimizer", "scheduler", "loss" or "choose".
         function: the function.
         num_classes: of the targets; 0: they are real numbers.
         name: how the message names the function.
@@ -119,14 +145,9 @@ def check_plugin(kind: str, function: Callable[..., Any], num_classes: int, name
     Raises:
         PluginError: the contract is violated.
     """
-    try:
+    with calling(name):
         if problem := _CHECKS[kind](function, num_classes):
             raise PluginError(f"{name}: {problem}")
-    except PluginError:
-        raise
-    except Exception as error:  # the user's code
-        line = (str(error).splitlines() or [""])[0]
-        raise PluginError(f"{name} fails: {type(error).__name__}: {line}") from error
 
 
 def _optimizer_problem(function: Callable[..., Any], num_classes: int) -> str:
@@ -191,4 +212,52 @@ def _loss_problem(function: Callable[..., Any], num_classes: int) -> str:
     return ""
 
 
-_CHECKS = {"optimizer": _optimizer_problem, "scheduler": _scheduler_problem, "loss": _loss_problem}
+def _score(function: Callable[..., Any], name: str, outputs: Tensor, targets: Tensor) -> float:
+    """Return the score of a model; inf if it is not finite."""
+    with calling(name):
+        score = function(outputs, targets)
+        if problem := _score_problem(score):
+            raise PluginError(f"{name} {problem}")
+        return float(score) if math.isfinite(score) else math.inf
+
+
+def _score_problem(score: Any) -> str:
+    shape = tuple(getattr(score, "shape", ()))
+    if isinstance(score, Tensor | np.ndarray) and shape:
+        return f"returns shape {shape}, expected one number for a model"
+    try:
+        float(score)
+    except (TypeError, ValueError):
+        return f"returns {type(score).__name__}, expected one number for a model"
+    return ""
+
+
+def _choose_problem(function: Callable[..., Any], num_classes: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    rows = max(6, 2 * num_classes)
+    targets = torch.arange(rows) % num_classes if num_classes else torch.randn(rows, generator=generator)
+
+    def outputs(of: Tensor) -> Tensor:
+        noise = 0.1 * torch.randn(rows, *[num_classes] * bool(num_classes), generator=generator)
+        return noise + (4 * nn.functional.one_hot(of, num_classes) if num_classes else of)
+
+    right = outputs(targets)
+    wrong = outputs((targets + 1) % num_classes if num_classes else -targets - 1)
+    for score in (good := function(right, targets), bad := function(wrong, targets), function(right[:1], targets[:1])):
+        if problem := _score_problem(score):
+            return problem
+    if not (math.isfinite(good) and math.isfinite(bad)):
+        return "a score of finite outputs is NaN or Inf"
+    if float(good) > float(bad):
+        return f"is {good:.3g} for outputs that match the targets and {bad:.3g} for others: lower must be better"
+    if float(function(right, targets)) != float(good):
+        return "two calls differ: it must depend on outputs and targets alone"
+    return ""
+
+
+_CHECKS = {
+    "optimizer": _optimizer_problem,
+    "scheduler": _scheduler_problem,
+    "loss": _loss_problem,
+    "choose": _choose_problem,
+}

@@ -12,15 +12,22 @@ from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
 from coterie.settings import Settings, setting
 
-#: Why no optimizer, scheduler or loss of users runs at record level.
-NOT_AT_RECORD_LEVEL = (
+_BY_DP_SGD = (
     "at record level clients train by DP-SGD, whose steps, and the loss whose gradients it clips, are Coterie's own; "
     "leave it out, or train in an app of your own under coterie.guard (docs/guard.md)"
 )
+_BY_LOSS = (
+    "at record level the choice of a cluster is charged for losses that are clipped record by record, and no bound is "
+    "known on what one record changes in another score; leave it out"
+)
+#: Why no object of users of this kind runs at record level.
+NOT_AT_RECORD_LEVEL = dict.fromkeys(("optimizer", "scheduler", "loss", "trainer"), _BY_DP_SGD) | {"choose": _BY_LOSS}
+# The training loop that takes steps of an optimizer by a scheduler.
+_OWN_LOOP = ("training.trainer", ("default",))
 
 
 @dataclass(frozen=True)
-class TrainingSettings(Settings):
+class TrainingSettings(Settings):  # large: a setting per line of training
     """Network and local training."""
 
     table: ClassVar[str] = "training"
@@ -47,6 +54,7 @@ class TrainingSettings(Settings):
         custom="optimizer",
         client=True,
         tuned=True,
+        only=_OWN_LOOP,
     )
     scheduler: str = setting(
         "constant",
@@ -55,12 +63,29 @@ class TrainingSettings(Settings):
         custom="scheduler",
         client=True,
         tuned=True,
+        only=_OWN_LOOP,
     )
     loss: str = setting(
         "default",
         "loss of an example: by default the cross-entropy, or the squared error",
         choices=("default",),
         custom="loss",
+        client=True,
+        tuned=True,
+    )
+    trainer: str = setting(
+        "default",
+        "training loop of a client: by default steps of the optimizer",
+        choices=("default",),
+        custom="trainer",
+        client=True,
+        tuned=True,
+    )
+    choose: str = setting(
+        "loss",
+        "score by which a client chooses its cluster, lower is better: by default the mean loss",
+        choices=("loss",),
+        custom="choose",
         client=True,
         tuned=True,
     )
@@ -80,6 +105,6 @@ class TrainingSettings(Settings):
 
     @property
     def plugins(self) -> dict[str, str]:
-        """Optimizer, scheduler and loss of users: the name of each that is not Coterie's own, by setting."""
-        names = {"optimizer": self.optimizer, "scheduler": self.scheduler, "loss": self.loss}
+        """Objects of users in training and in the choice of a cluster: the name of each, by setting."""
+        names = {kind: getattr(self, kind) for kind in NOT_AT_RECORD_LEVEL}
         return {kind: name for kind, name in names.items() if name != getattr(TrainingSettings, kind)}

@@ -629,7 +629,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             if unit == "record":
                 planning.check_records(self)
                 for kind, name in self.training.plugins.items():
-                    raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL}")
+                    raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL[kind]}")
             if not self.models <= clients:
                 raise ConfigError(
                     f"clusters = {run.clusters} exceeds the number of clients ({clients}): reduce clusters or "
@@ -642,9 +642,23 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             self.data.group_of()
             plan = planning.sketch(self)
             self._check_rounds(plan)
-            self.strategy(plan)
+            self._check_own_training(self.strategy(plan))
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
+
+    def _check_own_training(self, strategy: ClusteredStrategy) -> None:
+        """Check that the method uses the training loop and the score of a user, if there are some."""
+        plugins, name = self.training.plugins, self.run.strategy
+        if "trainer" in plugins and strategy.penalises:
+            raise ConfigError(
+                f"trainer = {plugins['trainer']!r}: {name} adds a penalty to the loss, of which another training loop "
+                "knows nothing; leave it out, or change strategy"
+            )
+        if "choose" in plugins and not strategy.clients_choose:
+            raise ConfigError(
+                f"choose = {plugins['choose']!r} has no effect with strategy = {name!r}, whose clients choose no "
+                "cluster by loss; leave it out, or use a method such as ifca"
+            )
 
     def _check_search(self) -> None:
         run, clients = self.run, self.data.clients

@@ -23,6 +23,7 @@ from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import RosterFile, authority_beside
 from coterie.files import read_bytes
 from coterie.logs import printable
+from coterie.plugins import sources
 from coterie.privacy import Streams
 from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
 from coterie.server import planning
@@ -74,6 +75,8 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     client_config = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
     if (constants := networks.fingerprint(config.constants)) is not None:
         client_config["constants"] = constants
+    if plugins := config.training.plugins:
+        client_config["sources"] = sources(plugins)
     rounds = rounds_of(config)
     try:
         with serve_metrics(folder, rounds):
@@ -217,10 +220,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
         _check_network(config)
-        if config.training.plugins:
-            from coterie.client.training_plugins import TrainingPlugins  # imports PyTorch
-
-            TrainingPlugins.of(config.training).check(classes)
+        _check_plugins(config)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
@@ -243,6 +243,22 @@ def _check_network(config: RunConfig) -> None:
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
         check_supported(networks.build(model, *config.examples), *config.examples, kind)
+
+
+def _check_plugins(config: RunConfig) -> None:
+    """Check what users provide for the training of clients."""
+    if not config.training.plugins:
+        return
+    from coterie.client.trainers import check_trainer, random_examples  # import PyTorch
+    from coterie.client.training_plugins import TrainingPlugins
+
+    shape, classes = config.examples
+    plugins = TrainingPlugins.of(config.training)
+    plugins.check(classes)
+    if (trainer := plugins.trainer_class) is not None:
+        network = networks.build(config.training.model, shape, classes)
+        examples = random_examples(shape, classes, config.facts.kind)
+        check_trainer(trainer, f"trainer '{plugins.trainer}'", network, *examples)
 
 
 def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") -> str:

@@ -41,6 +41,6 @@ class FCDPFL(IFCA):
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
         released = yield from self.sums(
-            replace(self.training(), choose=True), models
+            replace(self.training(), choice=True), models
         )  # lines 3-4: client/record_level.py
         return self.step(models, released)  # line 5

@@ -153,10 +153,15 @@ class LCFL(ClusteredStrategy):
             return (yield from self._cluster_clients(models[:1]))  # lines 1-15
         yield from self._place_late()
         request = self.training()
-        if self.settings.cluster_optimizer == "fedprox":
+        if self.penalises:
             request = replace(request, penalty="proximal", penalty_weight=self.settings.proximal_mu)
         released = yield from self.sums(request, models, to=self.assignments(number))
         return self.step(models, released)  # line 17
+
+    @property
+    def penalises(self) -> bool:
+        """After the clustering, by FedProx."""
+        return self.settings.cluster_optimizer == "fedprox"
 
     def assignments(self, number: int) -> Mapping[int, int] | None:
         """Line 15, from the round of clustering on."""

@@ -91,7 +91,7 @@ class RCDPFL(ClusteredStrategy):
             labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.state[_PI])}  # lines 10-11
             released = yield from self.sums(self.training(), models, to=labels)  # line 14
         else:  # lines 13-14: client/record_level.py
-            released = yield from self.sums(replace(self.training(), choose=True), models)
+            released = yield from self.sums(replace(self.training(), choice=True), models)
         return self.step(models, released)  # line 15
 
     @property

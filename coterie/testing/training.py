@@ -1,10 +1,13 @@
-"""The conformance tests of optimizers, schedulers and losses, which a run repeats before it starts."""
+"""The conformance tests of what users provide for training, which a run repeats before it starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
+
+from coterie.client import trainers
 from coterie.client.training_plugins import check_plugin
 
 
@@ -37,3 +40,31 @@ def check_loss(function: Callable[..., Any], num_classes: int = 10) -> None:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
     check_plugin("loss", function, num_classes, "loss")
+
+
+def check_choose(function: Callable[..., Any], num_classes: int = 10) -> None:
+    """Test a function of outputs and targets that returns the score of a model, the lower the better.
+
+    Args:
+        function: the function.
+        num_classes: of the targets; 0: they are real numbers.
+
+    Raises:
+        PluginError: its contract (docs/extending.md) is violated; the message says how.
+    """
+    check_plugin("choose", function, num_classes, "choose")
+
+
+def check_trainer(trainer: type[Any], network: nn.Module | None = None, shape: Sequence[int] = (4,)) -> None:
+    """Test a class with a training loop, on random examples of 3 classes.
+
+    Args:
+        trainer: the class.
+        network: that it trains; None: a linear layer.
+        shape: of an example of the network.
+
+    Raises:
+        PluginError: its contract (docs/extending.md) is violated; the message says how.
+    """
+    examples = trainers.random_examples(shape, 3, "vectors")
+    trainers.check_trainer(trainer, "trainer", network or nn.Linear(shape[0], 3), *examples)

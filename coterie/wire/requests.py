@@ -84,6 +84,8 @@ class ClientConfig(Fields):
         run_request: the signed request for the run; None: it has none.
         constants: SHA-256 of the network's frozen parameters and buffers, which the client builds too; None: there are
             none.
+        sources: SHA-256 of the files of users' objects in training (:func:`coterie.plugins.sources`); None: there are
+            none.
     """
 
     error = RequestError
@@ -97,6 +99,7 @@ class ClientConfig(Fields):
     loss_bound: Annotated[float | None, LOSS_BOUND] = None
     run_request: str | None = None
     constants: Annotated[str | None, Length(64)] = None
+    sources: Annotated[str | None, Length(500)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ class TrainRequest(Request):
 
     Attributes:
         first_batch: whether round 1 has batches of its own.
-        choose: whether a client at record level chooses a cluster by loss.
+        choice: whether a client at record level chooses a cluster by loss.
         clip: FeSEM's bound on the distance between a client's model and its cluster's.
         penalty: name of a penalty on the distance to the start (client/penalties.py); None: there is none.
         penalty_weight: its weight, such as FedProx's mu.
@@ -143,7 +146,7 @@ class TrainRequest(Request):
     message_type: ClassVar[str] = TRAIN
 
     first_batch: bool = False
-    choose: bool = False
+    choice: bool = False
     clip: Annotated[float | None, CLIP_NORM] = None
     penalty: Annotated[str | None, Length(64)] = None
     penalty_weight: Annotated[float | None, PENALTY_WEIGHT] = None
@@ -168,7 +171,7 @@ class TrainRequest(Request):
     @property
     def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD, and the choice of a cluster where the client chooses."""
-        return ReleaseSpec(first_batch=self.first_batch, choice=self.choose)
+        return ReleaseSpec(first_batch=self.first_batch, choice=self.choice)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,8 +90,8 @@ TRAIN_CHANGES = {
     "a number for plans": {"record-plans": 1},
     # Terms that nobody pays for.
     "no plan": {},
-    "an exact choice": {**plans(selection="exact", selections=9), "choose": True, "loss-bound": 4.0},
-    "a choice without a plan for it": {**HONEST, "choose": True, "loss-bound": 4.0},
+    "an exact choice": {**plans(selection="exact", selections=9), "choice": True, "loss-bound": 4.0},
+    "a choice without a plan for it": {**HONEST, "choice": True, "loss-bound": 4.0},
     "a seed": {**HONEST, "seed": 3},
     "an unknown penalty": {**HONEST, "penalty": "none of them", "penalty-weight": 1.0},
     "a penalty without a weight": {**HONEST, "penalty": "proximal"},
@@ -115,14 +115,14 @@ TRAIN_CHANGES = {
     "unknown features": {**HONEST, "features": "none of them"},
     "an unknown device": {**HONEST, "device": "tpu"},
 }
-CHOICE = {**plans(selection="gumbel", selections=9), "choose": True}
+CHOICE = {**plans(selection="gumbel", selections=9), "choice": True}
 LOSSES = plans(compared=4, models_per_message=4) | {"compared": 1}
 BOUNDS = (math.inf, math.nan, 0.0, -1.0, 5e-324, 1e300)
 REFUSED = (
     [("train", name, change) for name, change in TRAIN_CHANGES.items()]
     + [("train", f"loss bound {bound} of a choice", {**CHOICE, "loss-bound": bound}) for bound in BOUNDS]
     + [("train", "no loss bound of a choice", {**CHOICE, "loss-bound": ...})]
-    + [("train", f"choice at epsilon {e}", plans(selection="gumbel", selection_epsilon=e) | {"choose": True})
+    + [("train", f"choice at epsilon {e}", plans(selection="gumbel", selection_epsilon=e) | {"choice": True})
        for e in (0.0, -1.0, 1e308, NAN)]
     + [("query.losses", f"loss bound {bound}", {**LOSSES, "loss-bound": bound}) for bound in BOUNDS]
     + [("query.losses", "no loss bound", {**LOSSES, "loss-bound": ...})]

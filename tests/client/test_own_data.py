@@ -18,6 +18,7 @@ from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, own_shard
 from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
+from coterie.plugins import sources
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
 from coterie.wire.messages import Layout, pack_models, pack_update, read_reply
@@ -140,7 +141,7 @@ def test_a_server_chooses_no_code_to_import():
     with pytest.raises(ClientError, match="dataset = 'toys:pixels' names code"):
         ask(content, code="toys:blobs toys:pixel")
     assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
-    for key in ("model", "features", "optimizer", "scheduler", "loss"):
+    for key in ("model", "features", "optimizer", "scheduler", "loss", "trainer", "choose"):
         for code in ("no_such_module:make", "an-entry-point"):
             wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
             wrong["config"][key] = code
@@ -148,6 +149,35 @@ def test_a_server_chooses_no_code_to_import():
                 ask(wrong, code="toys:pixels toys:chain")
     allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels", features="plugged:flip")
     assert np.any(update(ask(allowed, code="toys:pixels plugged:flip"), layout))
+
+
+PLUGIN = """
+class Loop:
+    def __init__(self, network):
+        pass
+
+    def train(self, arrays, x, y, settings, rng):
+        raise ValueError(f"pixel {x.max()}")
+"""
+
+
+def test_a_client_compares_the_code_of_its_training_with_the_servers(folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "loop_of_a_site.py").write_text(PLUGIN)
+    (tmp_path / "loop_of_others.py").write_text(f"open('{tmp_path}/imported', 'w')\n")
+    data, name = str(folder / "client-0.npz"), "loop_of_a_site:Loop"
+    content, _ = question(trainer=name)
+    content["config"]["sources"] = "trainer=0000"
+    with pytest.raises(ClientError, match="the file of trainer differs here from that at the server; use the server's"):
+        ask(content, data=data, code=name)
+    content["config"]["sources"] = sources({"trainer": name})
+    with pytest.raises(ClientError, match=r"^client 0 failed; see its own log for details$"):
+        ask(content, data=data, code=name)
+    assert "trainer 'loop_of_a_site:Loop' fails: ValueError: pixel" in caplog.text
+    content["config"]["trainer"] = "loop_of_others:Loop"
+    with pytest.raises(ClientError, match="names code chosen by the server"):
+        ask(content, data=data, code=name)
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize("verb", HANDLERS)

@@ -68,7 +68,7 @@ def worlds(*, records=24):
     }
 
 
-CHOICE = {**plans(selection="gumbel", selections=9), "choose": True, "loss-bound": 4.0}
+CHOICE = {**plans(selection="gumbel", selections=9), "choice": True, "loss-bound": 4.0}
 REDRAW = {"redraw": np.roll(np.eye(K), 1, axis=1).ravel().tolist()}
 KINDS = {
     "train": ("train", CLIENT_LEVEL, {}, choices),

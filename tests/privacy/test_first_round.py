@@ -90,7 +90,7 @@ def test_clients_execute_what_is_priced():
     for plan in plans:
         spent = plan.charges(TrainRequest(first_batch=True))
         for _ in range(plan.rounds - 1):
-            spent += plan.charges(TrainRequest(choose=True))
+            spent += plan.charges(TrainRequest(choice=True))
         assert spent == plan.planned()
 
 

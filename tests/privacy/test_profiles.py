@@ -60,7 +60,7 @@ def charged(level, rounds):
     header = {"ledger": 1, "delta": ledger.delta, "epsilon": ledger.budget, "accountant": ledger.accountant}
     header |= terms(level)
     for number, first, chooses in rounds:
-        for event, count in level.charges(TrainRequest(first_batch=first, choose=chooses)).items():
+        for event, count in level.charges(TrainRequest(first_batch=first, choice=chooses)).items():
             ledger.charge_round(number, event, count, **{"for": "training"})
     return certificate(header, ledger.charges), header, ledger.charges
 

@@ -113,4 +113,4 @@ def test_a_reply_pays_for_the_choice_that_its_request_asks_for():
     plan = RecordPlan(**numbers, noise_multiplier=1.5, selection="gumbel", selections=7, selection_epsilon=0.3)
     steps = Counter({Event(1 / 6, 1.5): 12})
     assert plan.charges(TrainRequest()) == steps
-    assert plan.charges(TrainRequest(choose=True)) == steps + Counter({selection_event(0.3): 1})
+    assert plan.charges(TrainRequest(choice=True)) == steps + Counter({selection_event(0.3): 1})

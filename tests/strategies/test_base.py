@@ -764,7 +764,7 @@ def test_sizes_of_other_clusters_are_forgotten():
     assert strategy.histogram.tolist() == [8.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("key", ["redraw", "cluster", "choose", "record-plans", "round"])
+@pytest.mark.parametrize("key", ["redraw", "cluster", "choice", "record-plans", "round"])
 def test_a_configuration_changes_no_request(key):
     """Clients would execute what no plan has priced."""
     with pytest.raises(

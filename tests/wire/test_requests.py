@@ -132,7 +132,7 @@ def test_equal_messages_have_one_digest_wherever_data_and_device_are():
         return digest(verb, RecordDict({"models": arrays, "config": ConfigRecord({**config, **changes})}))
 
     assert of() == of(device="cuda", **{"data-dir": "elsewhere"})
-    assert len({of(), of("evaluate"), of(models=1.0), of(choose=True), of(round=2)}) == 5
+    assert len({of(), of("evaluate"), of(models=1.0), of(choice=True), of(round=2)}) == 5
 
 
 @pytest.mark.parametrize("matrix", [[1.0], [0.5, 0.5, 0.25, 0.75]])
