@@ -238,7 +238,7 @@ class TrainedModels(Sequence[nn.Module]):
 
     def _initial(self) -> npt.NDArray[np.float32]:
         """Return the public parameters from which a client trains alone."""
-        parameters = networks.initialise(self.card.model, self.input_shape, self.card.num_classes, 0)
+        parameters = networks.initialise(self.card.network, self.input_shape, self.card.num_classes, 0)
         return Layout.of(parameters).flatten(parameters)
 
     def _training(self, method: str) -> LocalTrainingConfig:
@@ -464,8 +464,8 @@ def _network(card: ModelCard) -> nn.Module:
 
         return Labeller(shape, card.clusters, card.encoder)
     if card.additive:
-        return Additive(*(networks.build(card.model, shape, card.num_classes) for _ in range(2)))
-    return networks.build(card.model, shape, card.num_classes)
+        return Additive(*(networks.build(card.network, shape, card.num_classes) for _ in range(2)))
+    return networks.build(card.network, shape, card.num_classes)
 
 
 def _personal(

@@ -1,5 +1,7 @@
 """Own networks for runs of tests."""
 
+from threading import Lock
+
 import torch
 from torch import nn
 
@@ -58,3 +60,26 @@ def auxiliary(shape, classes):
     network = Careful(torch.Size(shape).numel(), classes)
     network.spare = nn.Linear(2, 2)
     return network
+
+
+def convolutions(shape, classes):
+    return nn.Sequential(nn.Conv2d(shape[0], classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def locked(shape, classes):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), classes))
+    network.lock = Lock()
+    return network
+
+
+def of_peft(shape, classes):
+    """A network with adapters of the package peft."""
+    from peft import LoraConfig, get_peft_model
+
+    features = torch.Size(shape).numel()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, classes)
+        )
+    return get_peft_model(network, LoraConfig(r=2, target_modules=["0", "2"]))

@@ -69,8 +69,8 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         reference: dict[str, list[float]] = json.loads(path.read_text())
         return reference
     data = federation(config.for_clients())
-    network = networks.build(config.training.model, data.input_shape, data.num_classes)
-    first = networks.initialise(config.training.model, data.input_shape, data.num_classes, 0)
+    network = networks.build(config.training.network, data.input_shape, data.num_classes)
+    first = networks.initialise(config.training.network, data.input_shape, data.num_classes, 0)
     layout = Layout.of(first)
     device = "cpu" if config.training.device == "auto" else config.training.device
     hyper = LocalTrainingConfig(settings["epochs"], settings["batch-size"], settings["lr"], device)

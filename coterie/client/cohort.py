@@ -81,7 +81,7 @@ _plans = lru_cache(maxsize=4)(parse_plans)
 
 @lru_cache(maxsize=4)
 def _network(
-    name: str, input_shape: tuple[int, ...], num_classes: int, additive: bool, constants: str | None
+    name: networks.NetworkSpec, input_shape: tuple[int, ...], num_classes: int, additive: bool, constants: str | None
 ) -> nn.Module:
     if constants is not None:
         built = networks.constants_of(name, input_shape, num_classes)
@@ -96,7 +96,7 @@ def _network(
 
 
 @lru_cache(maxsize=4)
-def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
+def _initial_own(layers: Layers, name: networks.NetworkSpec, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
     """Return the (D - d,) initial personal layers, equal for all clients and public."""
     return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
 
@@ -171,9 +171,9 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return _federation(self.config, self.clients)
 
     @cached_property
-    def model_spec(self) -> tuple[str, tuple[int, ...], int]:
-        """Name of the network, shape of an example, number of classes."""
-        return self.config.training.model, self.federation.input_shape, self.federation.num_classes
+    def model_spec(self) -> tuple[networks.NetworkSpec, tuple[int, ...], int]:
+        """The network, shape of an example, number of classes."""
+        return self.config.training.network, self.federation.input_shape, self.federation.num_classes
 
     @cached_property
     def network(self) -> nn.Module:

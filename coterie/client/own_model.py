@@ -119,6 +119,7 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         strategy=cohort.config.strategy or "unknown",
         dataset=data.dataset,
         model=training.model,
+        adapters=training.adapters,
         features=training.features,
         kind=known.kind,
         shape=known.shape,

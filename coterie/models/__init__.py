@@ -17,7 +17,8 @@ from coterie.models.fixed import (
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
-from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise
+from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise, is_tested
+from coterie.models.spec import NetworkSpec
 from coterie.models.trainable import (
     CONSTANT,
     call,
@@ -43,6 +44,7 @@ __all__ = [
     "GANInfo",
     "ModelError",
     "ModelInfo",
+    "NetworkSpec",
     "build",
     "build_gan",
     "call",
@@ -64,6 +66,7 @@ __all__ = [
     "identity",
     "initialise",
     "is_plain",
+    "is_tested",
     "last_layer",
     "merged",
     "num_parameters",

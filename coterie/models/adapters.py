@@ -3,7 +3,7 @@
 E. Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, arXiv:2106.09685. A linear layer W x + b of
 a pre-trained network stays as it is, and gets an update of rank r:
 
-    W x + b + (alpha / r) B A x,    A (r, in) drawn at random, B (out, r) zero at the start.
+    W x + b + (alpha / r) B A x,    A (r, in) drawn at random, B (out, r) zero at the start, or small.
 
 Only A and B train, travel, are clipped, and get noise (:mod:`coterie.models.trainable`). Both are linear layers
 themselves, so that DP-SGD clips their gradients by ghost norms, and computes no gradient of W.
@@ -12,13 +12,98 @@ themselves, so that DP-SGD clips their gradients by ghost norms, and computes no
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from coterie.models.errors import ModelError, few
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+#: Value of the setting ``adapters`` without any, and the form of the others.
+NO_ADAPTERS = "none"
+ADAPTERS_FORM = (
+    "none or lora:rank=R (R at least 1) and after commas if wanted alpha=A (above 0) layers=NAME+... train=NAME+... "
+    "std=S (at least 0)"
+)
+# Method of peft's models.
+_MERGES = "merge_and_unload"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """The arguments of :func:`with_lora`, as a text.
+
+    By default B is drawn with a small standard deviation, so that the models of clusters differ from the start: clients
+    could not choose among equal ones.
+
+    Example:
+        >>> LoRA.parse("lora:rank=2,layers=blocks.*,train=head+norm")
+        LoRA(rank=2, alpha=None, layers=('blocks.*',), train=('head', 'norm'), std=0.02)
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    layers: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    std: float = 0.02
+
+    @classmethod
+    def parse(cls, text: str) -> LoRA | None:
+        """Read the setting ``adapters``; None: there are none.
+
+        Raises:
+            ModelError: the text has another form.
+        """
+        if text == NO_ADAPTERS:
+            return None
+        kind, _, given = text.partition(":")
+        pairs = [pair.partition("=")[::2] for pair in given.split(",")] if given else []
+        try:
+            values = {key: _PARTS[key](value) for key, value in pairs}
+        except (KeyError, ValueError):
+            values = {}
+        if kind != "lora" or len(values) < len(pairs):
+            raise ModelError(f"adapters = {text!r}: must be {ADAPTERS_FORM}")
+        return cls(**values)
+
+
+def _rank(text: str) -> int:
+    if not int(text) >= 1:
+        raise ValueError
+    return int(text)
+
+
+def _alpha(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+def _std(text: str) -> float:
+    if not 0 <= float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split("+"))
+    if not all(names):
+        raise ValueError
+    return names
+
+
+_PARTS: dict[str, Callable[[str], Any]] = {
+    "rank": _rank,
+    "alpha": _alpha,
+    "layers": _names,
+    "train": _names,
+    "std": _std,
+}
 
 
 def with_lora(
@@ -28,19 +113,21 @@ def with_lora(
     alpha: float | None = None,
     layers: Collection[str] = (),
     train: Collection[str] = (),
+    std: float = 0.0,
 ) -> nn.Module:
     """Return a copy of a network whose parameters are frozen, with adapters beside its linear layers.
 
     Args:
         network: a pre-trained network.
-        rank: r, at most the smaller side of every layer.
+        rank: r, below the smaller side of every layer.
         alpha: scale of the updates, times 1 / r; None for r.
-        layers: names of the linear layers; empty for all, but for those inside of ``nn.MultiheadAttention`` and those
-            that ``train`` names.
+        layers: names of the linear layers, or patterns such as ``blocks.*``; empty for all, but for those inside of
+            ``nn.MultiheadAttention`` and those that ``train`` names.
         train: names of further modules that train as a whole, such as a new output layer.
+        std: standard deviation of B at the start; 0: the network computes the same as before.
 
     Raises:
-        ModelError: there is no such layer, it is not linear, or smaller than the rank.
+        ModelError: there is no such layer, it is not linear, or a side of it is not larger than the rank.
 
     Example:
         >>> from torch import nn
@@ -55,10 +142,9 @@ def with_lora(
 
     network = copy.deepcopy(network).requires_grad_(False)
     modules = dict(network.named_modules())
-    for name in (*layers, *train):
-        if name not in modules:
-            raise ModelError(f"adapters: the network has no layer '{name}'; it has {_layers(modules)}")
-    chosen = list(layers) or [name for name in _linear(modules) if not _within(name, train)]
+    layers = _named(layers, modules, _linear(modules))
+    train = _named(train, modules, list(modules))
+    chosen = layers or [name for name in _linear(modules) if not _within(name, train)]
     if not chosen:
         raise ModelError("adapters: the network has no linear layer (nn.Linear) to adapt")
     adapted: dict[str, nn.Module] = {}
@@ -68,9 +154,12 @@ def with_lora(
             kind = type(layer).__name__
             raise ModelError(f"adapters: layer '{name}' is {kind}, not nn.Linear; choose from {_layers(modules)}")
         least = min(layer.in_features, layer.out_features)
-        if not 1 <= rank <= least:
-            raise ModelError(f"adapters: rank must be 1 to {least}, the smaller side of layer '{name}', not {rank}")
-        adapted[name] = LoRALinear(layer, rank, rank if alpha is None else alpha)
+        if not 1 <= rank < least:
+            raise ModelError(
+                f"adapters: rank must be at least 1 and below {least}, the smaller side of layer '{name}', not {rank}; "
+                "choose other layers (layers), or train this one as a whole (train)"
+            )
+        adapted[name] = LoRALinear(layer, rank, rank if alpha is None else alpha, std)
     for name in train:
         modules[name].requires_grad_(True)
     return _replaced(network, adapted)
@@ -78,6 +167,8 @@ def with_lora(
 
 def merged(network: nn.Module) -> nn.Module:
     """Return a copy of a network whose adapters are part of their linear layers: the original architecture.
+
+    The adapters are those of :func:`with_lora`, or of models of the package peft.
 
     Example:
         >>> from torch import nn
@@ -90,8 +181,9 @@ def merged(network: nn.Module) -> nn.Module:
     from coterie.models.lora_linear import LoRALinear
 
     network = copy.deepcopy(network)
-    adapted = {name: module for name, module in network.named_modules() if isinstance(module, LoRALinear)}
-    return _replaced(network, {name: module.merged() for name, module in adapted.items()})
+    whole = {name: module.merged() for name, module in network.named_modules() if isinstance(module, LoRALinear)}
+    of_peft = {name: module for name, module in network.named_modules() if hasattr(module, _MERGES)}
+    return _replaced(network, whole | {name: getattr(module, _MERGES)() for name, module in of_peft.items()})
 
 
 def _replaced(network: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
@@ -101,6 +193,17 @@ def _replaced(network: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.M
         parent, _, name = path.rpartition(".")
         setattr(network.get_submodule(parent), name, module)
     return network
+
+
+def _named(names: Collection[str], modules: Mapping[str, nn.Module], among: Collection[str]) -> list[str]:
+    """Return the modules of these names, and those ``among`` which match a pattern."""
+    found: dict[str, None] = {}
+    for name in names:
+        matching = [name] if name in modules else [other for other in among if fnmatchcase(other, name)]
+        if not matching:
+            raise ModelError(f"adapters: the network has no layer '{name}'; it has {_layers(modules)}")
+        found |= dict.fromkeys(matching)
+    return list(found)
 
 
 def _linear(modules: Mapping[str, nn.Module]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coterie.models.errors import ModelError, few
-from coterie.models.networks import MODELS, Shape, build
+from coterie.models.networks import Model, Shape, build, is_tested
 from coterie.models.rows import DRAWN, Rows, batch, find_mixing
 from coterie.models.trainable import (
     CONSTANT,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
-    """Build a network given as ``module:function`` or by an entry point, and try it on random examples.
+def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
+    """Build a network of a user, or with adapters, and try it on random examples.
 
     It must have trainable parameters, and constants that are the same at every build and after a step of training
     (models/trainable.py); compute the same after its trainable part is saved, and loaded into another build; return (n,
@@ -35,7 +35,7 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
     whatever the other examples of a batch are. The last is tested on random and extreme examples, which proves nothing.
 
     Args:
-        name: the model; built-in ones are not checked.
+        name: the model; built-in ones are not checked, unless parts of them are frozen.
         input_shape: shape of an example, after the features.
         num_classes: 0 for real targets.
         kind: "images", "vectors" or "tokens".
@@ -43,7 +43,7 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
     Raises:
         ModelError: it does not; the message names the layer or the shape, and what to do.
     """
-    if name in MODELS:
+    if is_tested(name):
         return
     import torch
 
@@ -73,9 +73,9 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
         _check_rows(name, network, x, num_classes, kind)
 
 
-def unused(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
+def unused(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
     """Return the trainable parameters of the network of a user on which its outputs do not depend."""
-    if name in MODELS:
+    if is_tested(name):
         return []
     import torch
 
@@ -86,7 +86,7 @@ def unused(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -
     return [name for name, gradient in gradients.items() if gradient is None]
 
 
-def _copied(name: str, network: nn.Module) -> nn.Module:
+def _copied(name: Model, network: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(network)
     except Exception as error:  # a user's code
@@ -96,7 +96,7 @@ def _copied(name: str, network: nn.Module) -> nn.Module:
         ) from error
 
 
-def _check_builds(name: str, one: nn.Module, other: nn.Module) -> None:
+def _check_builds(name: Model, one: nn.Module, other: nn.Module) -> None:
     """Check that two builds have the same constants, and trainable parts of the same names and shapes."""
     if one is other or set(map(id, one.parameters())) & set(map(id, other.parameters())):
         raise ModelError(f"model '{name}' returns parameters that it returned before; build a new network at each call")
@@ -112,7 +112,7 @@ def _kind(network: nn.Module, name: str) -> str:
     return "buffer" if name in dict(network.named_buffers()) else "frozen parameter"
 
 
-def _check_step(name: str, network: nn.Module, x: Rows, num_classes: int) -> None:
+def _check_step(name: Model, network: nn.Module, x: Rows, num_classes: int) -> None:
     """Check that a step of training changes no constant, and has a gradient."""
     network = copy.deepcopy(network)
     before = {key: value.clone() for key, value in constants(network).items()}
@@ -125,7 +125,7 @@ def _check_step(name: str, network: nn.Module, x: Rows, num_classes: int) -> Non
         )
 
 
-def _gradients(name: str, network: nn.Module, x: Rows, num_classes: int) -> dict[str, Tensor | None]:
+def _gradients(name: Model, network: nn.Module, x: Rows, num_classes: int) -> dict[str, Tensor | None]:
     """Return the gradients of a loss, by parameter; None where it does not depend on one."""
     import torch
     from torch.nn.functional import cross_entropy, mse_loss
@@ -147,7 +147,7 @@ def _gradients(name: str, network: nn.Module, x: Rows, num_classes: int) -> dict
     return dict(zip(parameters, found, strict=True))
 
 
-def _check_loaded(name: str, network: nn.Module, other: nn.Module, x: Rows, num_classes: int) -> None:
+def _check_loaded(name: Model, network: nn.Module, other: nn.Module, x: Rows, num_classes: int) -> None:
     """Check that the trainable part, loaded into another build in evaluation mode, gives the same outputs."""
     wanted = _outputs(name, network, x, num_classes)
     set_trainable(other, float32_arrays(network))
@@ -161,7 +161,7 @@ def _check_loaded(name: str, network: nn.Module, other: nn.Module, x: Rows, num_
             raise ModelError(f"model '{name}': {why}{way_out}")
 
 
-def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, input_kind: str) -> None:
+def _check_rows(name: Model, network: nn.Module, x: Rows, num_classes: int, input_kind: str) -> None:
     """Check that the network treats every example by itself, in float32 and if possible in float64."""
     import torch
 
@@ -218,7 +218,7 @@ def _shaken(network: nn.Module, shake: float) -> nn.Module:
     return network
 
 
-def _check_layers(name: str, network: nn.Module) -> None:
+def _check_layers(name: Model, network: nn.Module) -> None:
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.parameter import is_lazy
 
@@ -240,7 +240,7 @@ def _check_layers(name: str, network: nn.Module) -> None:
     _check_parameters(name, network)
 
 
-def _check_wrappers(name: str, network: nn.Module) -> None:
+def _check_wrappers(name: Model, network: nn.Module) -> None:
     import torch
     from torch import nn
 
@@ -254,7 +254,7 @@ def _check_wrappers(name: str, network: nn.Module) -> None:
             raise ModelError(f"model '{name}' returns {kind}; return the torch.nn.Module of which it was made")
 
 
-def _check_parameters(name: str, network: nn.Module) -> None:
+def _check_parameters(name: Model, network: nn.Module) -> None:
     """Check the types of the trainable parameters, and where they and the constants are."""
     import torch
 
@@ -283,7 +283,7 @@ def _check_parameters(name: str, network: nn.Module) -> None:
         )
 
 
-def _outputs(name: str, network: nn.Module, x: Rows, num_classes: int, finite: bool = True) -> Rows:
+def _outputs(name: Model, network: nn.Module, x: Rows, num_classes: int, finite: bool = True) -> Rows:
     """Return the outputs, of the expected shape."""
     import torch
 

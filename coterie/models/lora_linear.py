@@ -14,15 +14,16 @@ class LoRALinear(nn.Module):
         base: the layer; its parameters are frozen.
         rank: r.
         alpha: scale of the update, times 1 / r.
+        std: standard deviation of B at the start.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, std: float) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         like = {"device": base.weight.device, "dtype": base.weight.dtype}
         self.down = nn.Linear(base.in_features, rank, bias=False, **like)
         self.up = nn.Linear(rank, base.out_features, bias=False, **like)
-        nn.init.zeros_(self.up.weight)
+        nn.init.normal_(self.up.weight, std=std)
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:

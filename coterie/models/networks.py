@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError
+from coterie.models.spec import NetworkSpec
 from coterie.models.trainable import constants, float32_arrays
 from coterie.plugins import PluginError, load_function, provided, unknown
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+#: A model by name, or with what of it trains.
+Model = str | NetworkSpec
 Builder = Callable[[Shape, int], "nn.Module"]
 
 #: Shape of an example, by kind of input.
@@ -52,18 +55,18 @@ class ModelInfo:
     outputs: str = "logits"
 
 
-def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def build(name: Model, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """Build a network from examples (n, *input_shape) to logits (n, num_classes), with torch's default initialisation.
 
     Args:
         name: a key of `MODELS`; or a custom `module:function` or an entry point of the group `coterie.models`, called
-            with (input_shape, num_classes).
+            with (input_shape, num_classes); or one of these with what of it trains.
         input_shape: (C, H, W) of images, (L,) of tokens, or (F,) of vectors.
         num_classes: number of logits; 0 for a network that outputs one real number per example, (n,).
 
     Raises:
         ModelError: the name is unknown; the network does not support the shape or the number of classes; or a custom
-            function does not return a `torch.nn.Module`.
+            function does not return a `torch.nn.Module`; or adapters do not fit it.
     """
     shape = tuple(int(size) for size in input_shape)
     if len(shape) not in (1, 3) or not min(shape) >= 1:
@@ -73,12 +76,22 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
         )
     if not num_classes >= 0:
         raise ModelError(f"num_classes is {num_classes}; it must be at least 1, or 0 for regression")
+    spec = NetworkSpec(name) if isinstance(name, str) else name
+    return spec.build(lambda: _build(spec.model, shape, num_classes))
+
+
+def _build(name: str, shape: Shape, num_classes: int) -> nn.Module:
     if name not in MODELS:
         if provided("model", name):
             return _build_own(name, shape, num_classes)
         raise ModelError(f"{unknown('model', name, MODELS)}, or a custom module:function")
     _check_fits(MODELS[name], shape, num_classes)
     return MODELS[name].builder(shape, num_classes)
+
+
+def is_tested(name: Model) -> bool:
+    """Whether a network is one of Coterie's own as it is, without constants, which needs no check."""
+    return name in MODELS if isinstance(name, str) else name.model in MODELS and not name.is_changed
 
 
 def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
@@ -109,7 +122,7 @@ def check_kind(name: str, kind: str) -> None:
 
 
 def initialise(
-    name: str, input_shape: Sequence[int], num_classes: int, seed: int
+    name: Model, input_shape: Sequence[int], num_classes: int, seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Draw the initial parameters of a network from `build`; see `drawn`.
 
@@ -119,7 +132,7 @@ def initialise(
     return drawn(lambda: build(name, input_shape, num_classes), seed)
 
 
-def constants_of(name: str, input_shape: Sequence[int], num_classes: int) -> dict[str, Tensor]:
+def constants_of(name: Model, input_shape: Sequence[int], num_classes: int) -> dict[str, Tensor]:
     """Return the constants of a network from `build`; Coterie's own have none (models/trainable.py).
 
     Raises:
@@ -127,7 +140,7 @@ def constants_of(name: str, input_shape: Sequence[int], num_classes: int) -> dic
     """
     import torch
 
-    if name in MODELS:
+    if is_tested(name):
         return {}
     with torch.random.fork_rng(devices=()):
         return constants(build(name, input_shape, num_classes))

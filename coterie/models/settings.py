@@ -8,8 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.fields import COUNT, LEARNING_RATE, LOCAL_EPOCHS
+from coterie.models.adapters import ADAPTERS_FORM, NO_ADAPTERS, LoRA
+from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
+from coterie.models.spec import NetworkSpec
 from coterie.settings import Settings, setting
 
 _BY_DP_SGD = (
@@ -26,6 +29,14 @@ NOT_AT_RECORD_LEVEL = dict.fromkeys(("optimizer", "scheduler", "loss", "trainer"
 _OWN_LOOP = ("training.trainer", ("default",))
 
 
+def _is_adapters(text: str) -> bool:
+    try:
+        LoRA.parse(text)
+    except ModelError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class TrainingSettings(Settings):  # large: a setting per line of training
     """Network and local training."""
@@ -33,6 +44,14 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     table: ClassVar[str] = "training"
 
     model: str = setting("mlp-32", "network", choices=sorted(MODELS), custom="model", client=True, tuned=True)
+    adapters: str = setting(
+        NO_ADAPTERS,
+        "adapters of low rank, which train while the network is frozen",
+        allowed=ADAPTERS_FORM,
+        check=_is_adapters,
+        client=True,
+        tuned=True,
+    )
     features: str = setting(
         "none",
         "fixed layer in front of the network",
@@ -102,6 +121,11 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     def mean_lr(self, rounds: int) -> float:
         """Root mean square of ``lr`` over the rounds of a run."""
         return self.lr * float(np.sqrt(np.mean(self.lr_decay ** (2.0 * np.arange(rounds)))))
+
+    @property
+    def network(self) -> NetworkSpec:
+        """The model, and what of it trains."""
+        return NetworkSpec(self.model, self.adapters)
 
     @property
     def plugins(self) -> dict[str, str]:

@@ -411,7 +411,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """Frozen parameters and buffers of the network of a user, by name."""
         if self.method.produces != "models":
             return {}
-        return networks.constants_of(self.training.model, *self.examples)
+        return networks.constants_of(self.training.network, *self.examples)
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
@@ -546,7 +546,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     def _unused_warnings(self) -> list[str]:
         if self.method.produces != "models":
             return []
-        model = self.training.model
+        model = self.training.network
         unused = networks.unused(model, *self.examples, self.facts.kind)
         if not unused:
             return []

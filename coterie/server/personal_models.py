@@ -23,7 +23,7 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
     if method == "none":
         return
     shape, classes = config.examples
-    network = networks.build(config.training.model, shape, classes)
+    network = networks.build(config.training.network, shape, classes)
     whole = Layout.of(networks.trainable(network))
     if not sent.size or (sent.size < whole.size and set(sent.names) < set(whole.names)):
         raise ConfigError(

@@ -380,7 +380,7 @@ def warnings(config: RunConfig) -> list[str]:
 
 def _parameters(config: RunConfig) -> int:
     """Return the number of parameters of a model."""
-    return sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
+    return sum(value.size for value in networks.initialise(config.training.network, *config.examples, 0).values())
 
 
 def participation_warnings(plan: Plan) -> list[str]:

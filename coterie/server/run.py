@@ -122,6 +122,7 @@ def _card(
         strategy=config.run.strategy,
         dataset=config.data.dataset,
         model=config.training.model,
+        adapters=config.training.adapters,
         features=config.training.features,
         kind=facts.kind,
         shape=facts.shape,
@@ -227,7 +228,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
         seed = int(rng.integers(2**62))
         if gan:
             return networks.drawn(lambda: networks.build_gan(gan, shape, categories), seed)
-        return networks.initialise(config.training.model, shape, classes, seed)
+        return networks.initialise(config.training.network, shape, classes, seed)
 
     strategy = config.strategy(planning.sketch(config))
     drawn = [strategy.initial_parameters(draw) for _ in range(max(config.models, 1))]
@@ -237,9 +238,9 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
 
 def _check_network(config: RunConfig) -> None:
     """Check the network of a user, at record level also that it has gradients of records; Coterie's own have."""
-    model, kind = config.training.model, config.facts.kind
+    model, kind = config.training.network, config.facts.kind
     networks.check_network(model, *config.examples, kind)
-    if config.privacy.privacy_unit == "record" and model not in networks.MODELS:
+    if config.privacy.privacy_unit == "record" and not networks.is_tested(model):
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
         check_supported(networks.build(model, *config.examples), *config.examples, kind)

@@ -48,12 +48,12 @@ class SomeClients:
         chosen = np.random.default_rng(config.partition_seed).permutation(config.data.clients)[:many].tolist()
         shards = [shard for shard in map(data.shard, chosen) if len(shard.y) and len(shard.test.y)]
         shape, classes = config.examples
-        drawn = networks.initialise(local.model, shape, classes, 0)
+        drawn = networks.initialise(local.network, shape, classes, 0)
         layout = Layout.of(drawn)
         return cls(
             shards,
             [np.random.default_rng([config.partition_seed, shard.client_id]) for shard in shards],
-            networks.build(local.model, shape, classes),
+            networks.build(local.network, shape, classes),
             layout,
             layout.flatten(drawn),
             LocalTrainingConfig(

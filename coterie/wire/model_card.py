@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from coterie.fields import MAX_SCHEMA, ROUNDS, Bounds, Fields, Length, OneOf
+from coterie.models.adapters import NO_ADAPTERS
+from coterie.models.spec import NetworkSpec
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
@@ -28,6 +30,7 @@ class ModelCard(Fields):  # large: one field per key
         strategy: the method.
         dataset: the data set.
         model: name of the network, or ``module:function``.
+        adapters: adapters of the network, as the setting of this name; None: there are none.
         features: name of the fixed features that precede the network.
         kind: "images", "vectors" or "tokens".
         shape: shape of an example, before the features.
@@ -56,6 +59,7 @@ class ModelCard(Fields):  # large: one field per key
     strategy: str
     dataset: str
     model: str
+    adapters: str | None = None
     features: str
     kind: Annotated[str, OneOf(("images", "vectors", "tokens"))]
     shape: Annotated[tuple[int, ...], Bounds(1, MAX_EXAMPLE), Length(3)]
@@ -76,6 +80,11 @@ class ModelCard(Fields):  # large: one field per key
     certified: bool = False
     certificate: Annotated[str, Length(64)]
     version: str
+
+    @property
+    def network(self) -> NetworkSpec:
+        """The model, and what of it trained."""
+        return NetworkSpec(self.model, self.adapters or NO_ADAPTERS)
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as stored."""

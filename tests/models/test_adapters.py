@@ -8,7 +8,23 @@ import torch
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
-from coterie.models import ModelError, constants, fingerprint, merged, num_parameters, trainable, with_lora
+from coterie.models import (
+    ModelError,
+    NetworkSpec,
+    build,
+    check_network,
+    constants,
+    constants_of,
+    fingerprint,
+    initialise,
+    merged,
+    num_parameters,
+    trainable,
+    with_lora,
+)
+from coterie.models.adapters import LoRA
+from coterie.models.settings import TrainingSettings
+from coterie.settings import ConfigError
 
 
 def mlp():
@@ -48,7 +64,7 @@ def test_only_the_adapters_and_the_modules_named_train():
 
 def test_adapters_start_as_the_network_that_they_adapt_and_leave_it_unchanged():
     network, x = mlp(), torch.randn(5, 6)
-    torch.testing.assert_close(with_lora(network, rank=3)(x), network(x))
+    torch.testing.assert_close(with_lora(network, rank=2)(x), network(x))
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
@@ -86,8 +102,10 @@ def test_dpsgd_of_adapters_by_ghost_norms_equals_opacus_and_leaves_the_rest_alon
         (mlp(), {"layers": ["1"]}, "layer '1' is ReLU, not nn.Linear; choose from 0, 2, 4"),
         (mlp(), {"layers": ["out"]}, "no layer 'out'; it has 0, 2, 4"),
         (mlp(), {"train": ["out"]}, "no layer 'out'"),
-        (mlp(), {"rank": 4}, "rank must be 1 to 3, the smaller side of layer '4', not 4"),
-        (mlp(), {"rank": 0}, "rank must be 1 to 6"),
+        (mlp(), {"rank": 3}, "at least 1 and below 3, the smaller side of layer '4', not 3; choose other layers"),
+        (mlp(), {"rank": 0}, "at least 1 and below 6"),
+        (mlp(), {"layers": ["block*"]}, "no layer 'block\\*'; it has 0, 2, 4"),
+        (mlp(), {"train": ["block*"]}, "no layer 'block\\*'"),
         (nn.Sequential(nn.Conv2d(1, 2, 3)), {}, "no linear layer"),
         (Encoder(), {"layers": ["block.self_attn.out_proj"]}, "is NonDynamicallyQuantizableLinear, not nn.Linear"),
     ],
@@ -102,3 +120,83 @@ def test_a_single_layer_can_be_adapted():
     x = torch.randn(4, 3)
     torch.testing.assert_close(merged(adapted)(x), adapted(x))
     assert isinstance(merged(adapted), nn.Linear)
+
+
+# ---- the setting ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", None),
+        ("lora", LoRA()),
+        ("lora:rank=2", LoRA(2)),
+        ("lora:alpha=4,rank=2", LoRA(2, 4.0)),
+        ("lora:layers=a.*+b,train=head,std=0", LoRA(layers=("a.*", "b"), train=("head",), std=0.0)),
+    ],
+)
+def test_adapters_as_a_text(text, expected):
+    assert LoRA.parse(text) == expected
+    assert TrainingSettings(adapters=text).network == NetworkSpec("mlp-32", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lor", "lora:rank", "lora:rank=", "lora:rank=0", "lora:rank=1.5", "lora:rnk=2", "lora:rank=2,rank=3",
+     "lora:alpha=0", "lora:alpha=nan", "lora:alpha=inf", "lora:layers=", "lora:layers=a+", "lora:std=-1",
+     "peft:rank=2"],
+)  # fmt: skip
+def test_other_texts_are_refused_in_one_line(text):
+    with pytest.raises(ConfigError, match=r"training.adapters = .*: must be none or lora:rank=R") as refused:
+        TrainingSettings(adapters=text)
+    assert "\n" not in str(refused.value)
+
+
+def test_built_in_networks_have_adapters_beside_the_same_frozen_parameters_at_every_build():
+    spec = NetworkSpec("mlp-32", "lora:rank=2,layers=hidden,train=output")
+    check_network(spec, (1, 4, 4), 3, "images")
+    assert list(initialise(spec, (1, 4, 4), 3, 0)) == [
+        "hidden.down.weight", "hidden.up.weight", "output.weight", "output.bias",
+    ]  # fmt: skip
+    frozen = [fingerprint(constants_of(spec, (1, 4, 4), 3)) for _ in range(2)]
+    assert frozen[0] == frozen[1] != fingerprint({})
+    one, other = (initialise(spec, (1, 4, 4), 3, seed) for seed in (0, 1))
+    assert all((one[name] != other[name]).any() for name in ("hidden.down.weight", "hidden.up.weight"))
+
+
+def test_the_state_of_the_generator_does_not_depend_on_adapters():
+    states = []
+    for adapters in ("lora:rank=1,layers=hidden,std=0", "lora:rank=1,layers=hidden"):
+        torch.manual_seed(3)
+        build(NetworkSpec("mlp-32", adapters), (1, 4, 4), 3)
+        states.append(constants_of(NetworkSpec("mlp-32", adapters), (1, 4, 4), 3)["hidden.base.weight"])
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize(
+    ("model", "adapters", "words"),
+    [
+        ("mlp-32", "lora:rank=3", r"model 'mlp-32': adapters: rank must be .* below 3, .* 'output'"),
+        ("mlp-32", "lora:layers=conv", "no layer 'conv'; it has hidden, output"),
+        ("mlp-32", "lora:layers=relu", "layer 'relu' is ReLU"),
+        ("mlp-32", "lora:train=head", "no layer 'head'"),
+        ("regression", "lora:rank=1", "below 1, the smaller side of layer 'output'"),
+        ("plugged_networks:convolutions", "lora", "no linear layer"),
+        ("plugged_networks:locked", "lora", r"cannot be copied, as adapters require: .*pickle"),
+    ],
+)
+def test_adapters_that_do_not_fit_a_model_are_refused_in_one_line(model, adapters, words):
+    shape, classes = ((4,), 0) if model == "regression" else ((1, 8, 8), 3)
+    with pytest.raises(ModelError, match=words) as refused:
+        build(NetworkSpec(model, adapters), shape, classes)
+    assert "\n" not in str(refused.value)
+
+
+def test_models_of_peft_work_like_adapters():
+    pytest.importorskip("peft")
+    check_network("plugged_networks:of_peft", (6,), 3, "vectors")
+    network = moved(build("plugged_networks:of_peft", (6,), 3))
+    assert {name.split(".")[-3] for name in trainable(network)} == {"lora_A", "lora_B"}
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(merged(network)(x), network(x))
+    assert [name for name, _ in merged(network).named_parameters()] == [name for name, _ in mlp().named_parameters()]

@@ -5,15 +5,28 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 
 import coterie
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import start_server
-from coterie.models import ModelError, build, constants, fingerprint, initialise
+from coterie.models import (
+    ModelError,
+    NetworkSpec,
+    build,
+    call,
+    constants,
+    constants_of,
+    fingerprint,
+    initialise,
+    merged,
+)
+from coterie.privacy import Streams
 from coterie.server import ConfigError, RunConfig, RunFolder, run
 from coterie.server.personal_models import check_personal
+from coterie.server.run import initial_models
 from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 
@@ -74,6 +87,35 @@ def test_methods_train_the_trainable_part(tmp_path, method):
     )
     found = load_tensors(tmp_path / "run" / "models" / "constants.safetensors")
     assert fingerprint(found) == fingerprint(constants(build(COMMON["model"], (1, 8, 8), 10)))
+
+
+@pytest.mark.parametrize("method", ["ifca", "fedavg"])
+def test_adapters_of_a_built_in_network_train_alone(tmp_path, method):
+    adapters = "lora:rank=2,train=output"
+    execute(tmp_path / "run", settings(method, METHODS[method] if method == "fedavg" else "client",
+                                       model="mlp-32", adapters=adapters))  # fmt: skip
+    network = NetworkSpec("mlp-32", adapters)
+    tensors = load_file(tmp_path / "run" / "models" / "cluster-0.safetensors")
+    assert {*tensors} == {*initialise(network, (1, 8, 8), 10, 0)} >= {"hidden.up.weight", "output.bias"}
+    models = coterie.load(tmp_path / "run")
+    assert models.card.network == network
+    assert models.card.constants == fingerprint(constants_of(network, (1, 8, 8), 10))
+    assert [*dict(merged(models[0]).named_parameters())] == [*initialise("mlp-32", (1, 8, 8), 10, 0)]
+
+
+def test_models_of_clusters_differ_before_training_if_adapters_alone_train():
+    config = RunConfig(settings("ifca", "client", model="mlp-32", adapters="lora:rank=2"))
+    models, layout = initial_models(config, Streams(0))
+    network = build(config.training.network, (1, 8, 8), 10)
+    x, named = torch.ones(1, 1, 8, 8), [layout.split(model) for model in models]
+    outputs = [call(network, {name: torch.tensor(v) for name, v in values.items()}, x) for values in named]
+    assert (outputs[0] != outputs[1]).all()
+
+
+def test_adapters_that_do_not_fit_are_refused_where_models_are_drawn():
+    config = RunConfig(settings("ifca", "client", model="mlp-32", adapters="lora:rank=10"))
+    with pytest.raises(ModelError, match="below 10, the smaller side of layer 'output'"):
+        initial_models(config, Streams(0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
