@@ -140,7 +140,7 @@ class Backend:
         count = self._clients_at_once(layout, shards, config)
         if batched is None:
             batched = self._pays(count)
-        step = self._step(config.precision) if batched and not config.plugins.named.keys() - {"choose"} else None
+        step = self._step(config.precision) if batched and config.plugins.plain else None
         if step is None:
             return self._one_after_the_other(layout, start, shards, rngs, config)
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]

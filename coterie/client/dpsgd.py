@@ -8,6 +8,9 @@
 If c is adaptive, a step also counts the gradients of B that are shorter than a threshold, and the round releases the
 sum of :func:`short` over records with noise; see :class:`~coterie.privacy.RecordPlan`.
 
+By Adam, the last line is theta ← theta - lr (direction(g / c + N(0, z² I)) + ∇ penalty(theta)): see
+:class:`coterie.client.noisy_adam.NoisyAdam`.
+
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
 The reference takes per-record gradients of a network from Opacus; of networks that it does not support from
 ``torch.func``, each record in a batch of its own. Networks of common layers are clipped without
@@ -39,12 +42,14 @@ from coterie.client.backend import Examples, padded
 from coterie.client.chains import chain_kind
 from coterie.client.device import products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
+from coterie.client.noisy_adam import NoisyAdam
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
-from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
+from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded, OneOf
 from coterie.models import CONSTANT, ModelError, call, constants, differing, num_parameters, set_training, trainable
+from coterie.models.settings import OPTIMIZERS
 from coterie.privacy import RecordPlan, gaussian
 from coterie.wire.messages import Layout
 
@@ -94,6 +99,7 @@ class DPSGD(Bounded):
         noise_of_norms: noise on a step's sum of :func:`short` over gradients; None: the sum is not released.
         device: torch device; it must support float64.
         penalty: on the distance to the start.
+        optimizer: "sgd", "adam" or "adamw".
         memory_mb: limit for per-record gradients, or for the inputs and outputs of layers from which ghost clipping
             computes their sum; it sets the physical batch size, which is at least 1.
 
@@ -114,6 +120,7 @@ class DPSGD(Bounded):
     norm_threshold: float = math.inf
     noise_of_norms: float | None = None
     memory_mb: Annotated[int, AT_LEAST_1] = 512
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,6 +141,7 @@ class DPSGD(Bounded):
             penalty=training.penalty,
             norm_threshold=plan.norm_threshold,
             noise_of_norms=plan.noise_of_norms(first),
+            optimizer=training.plugins.optimizer,
         )
 
     @property
@@ -194,7 +202,7 @@ def train_privately(
         shards: the n clients' data.
         coins: n generators, for Poisson batches.
         noises: n generators, for noise; cryptographic ones unless the run is seeded.
-        settings: of the n clients, all on one device and with one penalty.
+        settings: of the n clients, all on one device, with one penalty and one optimizer.
         batched: whether all clients train at once if the network is a chain of linear layers.
         ghost: whether clients that train one after the other clip without materialised gradients if the network's
             layers support it; otherwise by Opacus, the reference.
@@ -275,6 +283,7 @@ def _train(
     chunk = _chunk(len(shards) * clipping.numbers, min(dpsgd.memory_mb for dpsgd in settings))
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
+    adam = None if settings[0].optimizer == "sgd" else NoisyAdam(settings)
     for step in range(max(dpsgd.steps for dpsgd in settings)):
         batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
         noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
@@ -289,7 +298,7 @@ def _train(
             total += clipped
             if counting:
                 counts += short(norms, thresholds).where(there, 0).sum(1)
-        moves = rates * total
+        moves = rates * total if adam is None else adam.moves(total, vectors)
         if settings[0].penalty.weight:
             lrs = torch.tensor([[dpsgd.lr if step < dpsgd.steps else 0.0] for dpsgd in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)

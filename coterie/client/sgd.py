@@ -22,7 +22,7 @@ class LocalTrainingConfig:
     Attributes:
         local_epochs: passes over the client's data in a round.
         batch_size: examples in a mini-batch; the last one of an epoch may be smaller.
-        lr: step size of plain SGD.
+        lr: step size.
         device: torch device.
         penalty: on the distance to the start, added to the loss.
         precision: of matrix products and convolutions on a GPU, see :func:`coterie.client.device.products`.
@@ -84,7 +84,7 @@ def stepper(
         steps: of the round.
     """
     values, plugins = list(values), config.plugins
-    if not plugins.named.keys() & {"optimizer", "scheduler"}:
+    if (plugins.optimizer, plugins.scheduler) == (NO_PLUGINS.optimizer, NO_PLUGINS.scheduler):
         return lambda gradients: descend(values, gradients, anchors, config)
     take = plugins.stepper(values, config.lr, steps)
 

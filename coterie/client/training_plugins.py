@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ ARGUMENTS = {
     "trainer": ("network",),
     "choose": ("outputs", "targets"),
 }
+_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _SGD, _CONSTANT, _DEFAULT, _LOSS = "sgd", "constant", "default", "loss"
 
 
@@ -41,7 +42,8 @@ class TrainingPlugins:
     """What a run names for local training; the objects are imported when they are used.
 
     Attributes:
-        optimizer: "sgd", or a function of parameters and step size that returns a new ``torch.optim.Optimizer``.
+        optimizer: "sgd", "adam", "adamw", or a function of parameters and step size that returns a new
+            ``torch.optim.Optimizer``.
         scheduler: "constant", or a function of the step, from 0, and of the number of steps of a round, that returns
             the factor of the step size, in [0, 1].
         loss: "default", or a function of (n, ...) outputs and (n,) targets that returns (n,) losses.
@@ -64,7 +66,14 @@ class TrainingPlugins:
     @property
     def named(self) -> dict[str, str]:
         """Name of each object of users, by setting."""
-        return {kind: name for kind in ARGUMENTS if (name := getattr(self, kind)) != getattr(TrainingPlugins, kind)}
+        names = {kind: getattr(self, kind) for kind in ARGUMENTS}
+        own = dict.fromkeys(_OPTIMIZERS) | dict.fromkeys((_CONSTANT, _DEFAULT, _LOSS))
+        return {kind: name for kind, name in names.items() if name not in own}
+
+    @property
+    def plain(self) -> bool:
+        """Whether a client takes steps of SGD of one size, on the mean of the default loss."""
+        return (self.optimizer, self.scheduler, self.loss, self.trainer) == (_SGD, _CONSTANT, _DEFAULT, _DEFAULT)
 
     @property
     def loss_of_examples(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -74,8 +83,7 @@ class TrainingPlugins:
     @property
     def trainer_class(self) -> type[Any] | None:
         """The class with the training loop; None: Coterie's own."""
-        loaded: Any = None if self.trainer == _DEFAULT else _load("trainer", self.trainer)
-        return loaded
+        return None if self.trainer == _DEFAULT else cast(type[Any], _load("trainer", self.trainer))
 
     @property
     def score_of_model(self) -> Callable[[Tensor, Tensor], float] | None:
@@ -93,7 +101,7 @@ class TrainingPlugins:
             steps: of the round.
         """
         values = list(parameters)
-        optimizer: Any = torch.optim.SGD if self.optimizer == _SGD else _load("optimizer", self.optimizer)
+        optimizer: Any = _OPTIMIZERS.get(self.optimizer) or _load("optimizer", self.optimizer)
         optimizer = optimizer(values, lr)
         factor = None if self.scheduler == _CONSTANT else _load("scheduler", self.scheduler)
         rates, done = [group["lr"] for group in optimizer.param_groups], 0

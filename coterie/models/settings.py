@@ -16,7 +16,8 @@ from coterie.models.spec import NetworkSpec
 from coterie.settings import Settings, setting
 
 _BY_DP_SGD = (
-    "at record level clients train by DP-SGD, whose steps, and the loss whose gradients it clips, are Coterie's own; "
+    "at record level clients train by DP-SGD, whose steps (optimizer = sgd, adam or adamw), and the loss whose "
+    "gradients it clips, are Coterie's own; "
     "leave it out, or train in an app of your own under coterie.guard (docs/guard.md)"
 )
 _BY_LOSS = (
@@ -25,6 +26,8 @@ _BY_LOSS = (
 )
 #: Why no object of users of this kind runs at record level.
 NOT_AT_RECORD_LEVEL = dict.fromkeys(("optimizer", "scheduler", "loss", "trainer"), _BY_DP_SGD) | {"choose": _BY_LOSS}
+#: Optimizers of Coterie's own.
+OPTIMIZERS = ("sgd", "adam", "adamw")
 # The training loop that takes steps of an optimizer by a scheduler.
 _OWN_LOOP = ("training.trainer", ("default",))
 
@@ -64,12 +67,12 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         4, "passes over a client's data in a round", within=LOCAL_EPOCHS, client=True, tuned=True
     )
     batch_size: int = setting(7, "examples in a client's mini-batch", within=COUNT, client=True, tuned=True)
-    lr: float = setting(0.2, "step size of a client's SGD", within=LEARNING_RATE, client=True, tuned=True)
+    lr: float = setting(0.2, "step size of a client's training", within=LEARNING_RATE, client=True, tuned=True)
     lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
     optimizer: str = setting(
         "sgd",
         "optimizer of a client's training, new in each round",
-        choices=("sgd",),
+        choices=OPTIMIZERS,
         custom="optimizer",
         client=True,
         tuned=True,
@@ -131,4 +134,5 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     def plugins(self) -> dict[str, str]:
         """Objects of users in training and in the choice of a cluster: the name of each, by setting."""
         names = {kind: getattr(self, kind) for kind in NOT_AT_RECORD_LEVEL}
-        return {kind: name for kind, name in names.items() if name != getattr(TrainingSettings, kind)}
+        own = self.declared()
+        return {kind: name for kind, name in names.items() if name not in own[kind].choices}

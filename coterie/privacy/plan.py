@@ -262,11 +262,12 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
         return math.sqrt(float(np.mean(np.cumsum(self.noise_of_rounds**2))))
 
-    def noise_walk(self, lr: float) -> float:
+    def noise_walk(self, lr: float, optimizer: str = "sgd") -> float:
         """Standard deviation of the noise of all rounds in a parameter, if the server's step size is 1.
 
         Args:
             lr: root mean square over rounds of the step size of the clients; it matters where clients add the noise.
+            optimizer: of the clients; it matters there, too.
         """
         return math.sqrt(2) * self.model_noise * self.scale / self.expected_members
 
@@ -408,7 +409,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         self.collected(0, cohort)
         return Gathered(cohort)
 
-    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool, optimizer: str = "sgd") -> float:
         """L2 norm above which a client's update is rejected; inf if the server clips updates.
 
         Args:
@@ -416,6 +417,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             size: d.
             lr: step size of the client.
             first: whether it uses the batches of round 1.
+            optimizer: of the client.
         """
         return math.inf
 

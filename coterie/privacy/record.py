@@ -250,27 +250,38 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
             events += self.losses(rest)
         return +events
 
-    def max_update_norm(self, size: int, lr: float, *, first: bool = False) -> float:
+    def max_update_norm(self, size: int, lr: float, *, first: bool = False, optimizer: str = "sgd") -> float:
         """L2 norm that an honest client's update of one round exceeds with probability below 1e-8.
 
         Every step changes the model by lr / b times a sum of clipped gradients and noise. The batches of a round
         contain S b records on average and, by Bernstein's inequality, at most S b + 6.5 sqrt(S b) + 14. The noise of S
-        steps adds up to a Gaussian of standard deviation z c sqrt(S) in each of d coordinates.
+        steps adds up to a Gaussian of standard deviation z c sqrt(S) in each of d coordinates. By Adam, a client
+        shortens a longer update to this norm.
 
         Args:
             size: d.
             lr: step size.
             first: whether the update is of round 1.
+            optimizer: of the client.
         """
         batch = self.batch(first)
         records = self.steps(batch) * batch
         gradients = records + 6.5 * math.sqrt(records) + 14
-        noise = self.update_noise(lr, first=first) * (math.sqrt(size) + 6.5)
-        return lr * self.clip_norm / batch * gradients + noise
+        noise = self.update_noise(lr, first=first, optimizer=optimizer) * (math.sqrt(size) + 6.5)
+        return self._step_size(lr, first, optimizer) * self.clip_norm / batch * gradients + noise
 
-    def update_noise(self, lr: float, *, first: bool = False) -> float:
-        """Standard deviation of the noise in a coordinate of one round's update: lr z_c c sqrt(S) / b for S steps."""
+    def _step_size(self, lr: float, first: bool, optimizer: str) -> float:
+        """Step size of SGD of which no step is longer: Adam divides gradients by at least their noise, z_c c / b."""
+        noise = self.noise_of_gradients(first) * self.clip_norm / self.batch(first)
+        return lr if optimizer == "sgd" else lr / noise
+
+    def update_noise(self, lr: float, *, first: bool = False, optimizer: str = "sgd") -> float:
+        """Standard deviation of the noise in a coordinate of one round's update: lr z_c c sqrt(S) / b for S steps.
+
+        By Adam it is at most about lr sqrt(S).
+        """
         batch = self.batch(first)
+        lr = self._step_size(lr, first, optimizer)
         return lr * self.clip_norm / batch * self.noise_of_gradients(first) * math.sqrt(self.steps(batch))
 
     def expected(

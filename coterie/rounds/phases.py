@@ -91,7 +91,8 @@ class Phase(ABC, Generic[C, R]):
         )
         if self.reply_layout is None:
             lr = float(run.state.config.get("lr", math.inf))
-            limit = plan.max_update_norm(client, layout.size, lr, training.first_batch)
+            optimizer = str(run.state.config.get("optimizer", "sgd"))
+            limit = plan.max_update_norm(client, layout.size, lr, training.first_batch, optimizer)
             if limit < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > limit:
                 raise ReplyError(f"the update has norm {norm:.4g}, expected at most {limit:.4g}")
         return reply

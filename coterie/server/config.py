@@ -480,7 +480,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """The resolved step size of the server."""
         lr = self.training.mean_lr(self.run.rounds)
         set_or_first = self.aggregation.server_lr or self._first_step
-        return set_or_first or planning.server_lr(self.plan, self.server_optimizer, lr)
+        return set_or_first or planning.server_lr(self.plan, self.server_optimizer, lr, self.training.optimizer)
 
     @property
     def server_optimizer(self) -> ServerOptimizer:

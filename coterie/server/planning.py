@@ -56,7 +56,7 @@ def sampling_rate(config: RunConfig) -> float:
     return min(1.0, _MESSAGES / config.data.clients)
 
 
-def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0) -> float:
+def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0, local: str = "sgd") -> float:
     """Return the value of ``server-lr = "auto"``, from public numbers; docs/results.md has the table of its choice.
 
     The noise of all rounds then moves a parameter by a standard deviation of `_NOISE_WALK`: more noise has smaller
@@ -68,8 +68,9 @@ def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0) -> float:
         plan: of the run.
         optimizer: of the server.
         lr: root mean square over rounds of the step size of the clients.
+        local: optimizer of the clients.
     """
-    walk = plan.noise_walk(lr)
+    walk = plan.noise_walk(lr, local)
     if optimizer.name == "adam":
         noise = np.array([plan.noise_of_sums(number) for number in range(1, plan.rounds + 1)])
         steps = walk * plan.expected_members / math.sqrt(np.mean(noise**2)) if noise.any() else math.sqrt(plan.rounds)

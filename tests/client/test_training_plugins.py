@@ -268,5 +268,5 @@ def test_a_client_refuses_them_beside_a_plan_of_dp_sgd(kind):
 
 @pytest.mark.parametrize("kind", ["optimizer", "scheduler", "loss"])
 def test_an_unknown_name_lists_the_way_out(kind):
-    with pytest.raises(ConfigError, match=rf"training.{kind} = 'fast': must be \w+, or module:function"):
+    with pytest.raises(ConfigError, match=rf"training.{kind} = 'fast': must be [\w, ]+, or module:function"):
         RunConfig({**SETTINGS, kind: "fast"})

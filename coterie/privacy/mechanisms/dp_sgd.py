@@ -143,18 +143,19 @@ class RecordLevel(Plan):
         """Events of a request for a client with the largest budget that participates from the start."""
         return self.worst.charges(request)
 
-    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool, optimizer: str = "sgd") -> float:
         """See :meth:`RecordPlan.max_update_norm`."""
-        return self.of_client(client).max_update_norm(size, lr, first=first)
+        return self.of_client(client).max_update_norm(size, lr, first=first, optimizer=optimizer)
 
-    def noise_walk(self, lr: float) -> float:
+    def noise_walk(self, lr: float, optimizer: str = "sgd") -> float:
         """See :meth:`Plan.noise_walk`; of a cluster that has an equal share of all clients.
 
         A mean of updates has the noise sqrt(k sum w_i^2 s_i^2) / sum w_i in a coordinate, where s_i is that of an
         update (:meth:`RecordPlan.update_noise`). Round 1 counts as one of the others.
         """
         weights = self.weight_of_clients()
-        noise = np.resize([plan.update_noise(lr) for plan in self.client_plans], self.clients)  # assigned cyclically
+        noises = [plan.update_noise(lr, optimizer=optimizer) for plan in self.client_plans]
+        noise = np.resize(noises, self.clients)  # assigned cyclically
         return math.sqrt(self.rounds * self.num_clusters) * float(np.linalg.norm(weights * noise) / np.sum(weights))
 
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:

@@ -100,7 +100,7 @@ class NoPrivacy(Joint):
     adapts_clipping: ClassVar[bool] = False
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
 
-    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool, optimizer: str = "sgd") -> float:
         """Limit that keeps models, their norms and their sums finite in float32."""
         return _MAX_NORM
 
