@@ -28,6 +28,11 @@ def plain(text):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_parameter_has_a_help(words):
+    assert [parameter.name for parameter in COMMANDS[words].params if not parameter.help] == []
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_nothing_is_missing_and_no_line_ends_early(words, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
