@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie import models as networks
+from coterie import performance
 from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
 from coterie.client.personal import personalised
@@ -35,13 +36,15 @@ from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
 from coterie.models import merged
 from coterie.models.settings import TrainingSettings
-from coterie.results import Outcome, read_config
+from coterie.results import Outcome, Performance, read_config
 from coterie.settings import ConfigError, flat
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 1024
+# Classes in one message.
+_SHOWN_CLASSES = 10
 _ABOUT = "about"
 
 
@@ -124,13 +127,17 @@ class TrainedModels(Sequence[nn.Module]):
         """
         return TableSchema.parse(self.card.table_schema) if self.card.table_schema else None
 
-    def read(self, file: str | Path, schema: str | Path | None = None) -> LocalRecords:
+    def read(
+        self, file: str | Path, schema: str | Path | None = None, *, ids: str | None = None, held_out: bool = False
+    ) -> LocalRecords:
         """Read records and prepare them for the models; labels may be missing.
 
         Args:
             file: an archive, a table or a folder of images, in the formats of a client's own data. If the run has a
                 schema, a table in the units of the schema.
             schema: a file of the same schema that describes how this table is written; None: as those of the run.
+            ids: column that names each record, or its patient; only of a table with a schema.
+            held_out: read only the records on which a client with this file tests.
 
         Raises:
             DataError: the file cannot be read, or a record does not match the models.
@@ -144,7 +151,7 @@ class TrainedModels(Sequence[nn.Module]):
             table_schema = given
         columns = None if table_schema else card.columns
         facts = Facts(card.kind, card.shape, card.num_classes, table_schema, columns=columns)
-        return local_records(Path(file), facts, networks.features(card.features))
+        return local_records(Path(file), facts, networks.features(card.features), ids, held_out=held_out)
 
     def in_units(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return real targets or predictions of them in the units of the table, which the schema scales."""
@@ -175,6 +182,92 @@ class TrainedModels(Sequence[nn.Module]):
         outputs = self.outputs(x, cluster)
         numbers = self.card.num_classes == 0 and not self.clusters_records
         return outputs if numbers else outputs.argmax(axis=1)
+
+    def positive(self, name: str | None = None) -> int | None:
+        """Return the class whose probability is compared with a threshold, by its name; None: there is none.
+
+        Without a name, it is the second of two classes.
+
+        Raises:
+            InferenceError: there is no such class.
+        """
+        if name is None:
+            return 1 if self.card.num_classes == 2 else None
+        if self.card.num_classes == 0 or self.clusters_records:
+            raise InferenceError(f"positive is {name!r}, but the models do not predict classes")
+        if name not in self.class_names:
+            some = ", ".join(self.class_names[:_SHOWN_CLASSES]) + (
+                ", ..." if len(self.class_names) > _SHOWN_CLASSES else ""
+            )
+            raise InferenceError(f"positive is {name!r}; the classes are {some}")
+        return self.class_names.index(name)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class; its number where the card has none."""
+        return tuple(self.card.classes or map(str, range(self.card.num_classes)))
+
+    def probabilities(self, outputs: npt.NDArray[Any], positive: int | None) -> npt.NDArray[np.float64]:
+        """Return the (n, c) probabilities of classes; with a positive one, the (n, 2) of all others and of it."""
+        shares = performance.probabilities(outputs)
+        if positive is None:
+            return shares
+        return np.stack([1 - shares[:, positive], shares[:, positive]], axis=1)
+
+    def evaluate(
+        self,
+        records: LocalRecords,
+        cluster: int,
+        *,
+        positive: str | None = None,
+        threshold: float | None = None,
+        weights: npt.NDArray[np.float64] | None = None,
+    ) -> Performance:
+        """Return the metrics of a model on labelled records, those of real targets in the unit of the table.
+
+        They are exact functions of the records: keep them at the site.
+
+        Args:
+            records: with labels.
+            cluster: whose model is evaluated.
+            positive: class that is compared with all others; None: the second of two.
+            threshold: least probability of the positive class at which it is predicted; None: 0.5 of two classes,
+                otherwise the most probable class.
+            weights: (n,) of the records; None: 1.
+
+        Raises:
+            InferenceError: the records have no labels, the method clusters records, or there is no such class.
+        """
+        return self.evaluation(records, cluster, positive=positive, threshold=threshold)(weights)
+
+    def evaluation(
+        self, records: LocalRecords, cluster: int, *, positive: str | None = None, threshold: float | None = None
+    ) -> Callable[[npt.NDArray[np.float64] | None], Performance]:
+        """Return a function of weights of the records that computes :meth:`evaluate`; the model runs once."""
+        if self.clusters_records:
+            raise InferenceError(f"{self.card.strategy} clusters records and predicts no labels")
+        if records.y is None or not len(records.y):
+            raise InferenceError(f"{records.where} has no labelled records, on which a model could be evaluated")
+        one, labels, outputs = self.positive(positive), records.y, self.outputs(records.x, cluster)
+        if threshold is not None:
+            self.check_threshold(threshold, one)
+        if self.card.num_classes == 0:
+            targets, predictions = self.in_units(labels), self.in_units(outputs)
+            return lambda weights: performance.of_numbers(targets, predictions, weights)
+        shares = self.probabilities(outputs, one)
+        classes = labels if one is None else (labels == one).astype(np.int64)
+        return lambda weights: performance.of_classes(classes, shares, weights, threshold=threshold)
+
+    def check_threshold(self, threshold: float, positive: int | None) -> None:
+        """Check the least probability of the positive class.
+
+        Raises:
+            InferenceError: it is no probability, or there is no positive class.
+        """
+        if positive is None:
+            raise InferenceError("a threshold requires a positive class: name it, or use models of two classes")
+        if not 0 <= threshold <= 1:
+            raise InferenceError(f"threshold is {threshold:g}; must be a probability, from 0 to 1")
 
     def assign(self, records: LocalRecords) -> Assignment:
         """Find the model with the smallest mean loss on labelled records, as clients do in training.

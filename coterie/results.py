@@ -92,8 +92,68 @@ class Traffic(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnostics(Record):  # large: one field per value of a record
+class Performance(Record):  # large: one field per metric
+    """Metrics of predictions, by :mod:`coterie.performance`; None where not computed or not defined.
+
+    Attributes:
+        pooled_accuracy: share of correct predictions.
+        baseline_accuracy: the same of the best constant prediction, the most frequent class.
+        balanced_accuracy: mean recall of the classes that occur.
+        macro_f1: mean F1 score of these classes.
+        roc_auc: area under the ROC curve; of several classes the mean of one against the rest. 0.5 is chance.
+        log_loss: cross entropy, in nats.
+        brier: mean squared error of the probability of the positive class; of more than two classes the sum over all.
+        baseline_brier: the same of the share of each class.
+        calibration_error: mean distance of probability and share of the positive class over bins of equal width.
+        average_precision: area under the curve of precision over recall.
+        sensitivity, specificity: recall of the positive and of the negative class.
+        sensitivity_at_90: largest sensitivity at a specificity of at least 90 %.
+        class_recall: recall of each class; None for a class that does not occur.
+        rmse, mae: root mean squared and mean absolute error, in the unit of the target.
+        r2: coefficient of determination; 0 for the mean of the targets.
+        baseline_rmse, baseline_mae: errors of the mean of the targets.
+    """
+
+    pooled_accuracy: float | None = None
+    baseline_accuracy: float | None = None
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
+    roc_auc: float | None = None
+    log_loss: float | None = None
+    brier: float | None = None
+    baseline_brier: float | None = None
+    calibration_error: float | None = None
+    average_precision: float | None = None
+    sensitivity: float | None = None
+    specificity: float | None = None
+    sensitivity_at_90: float | None = None
+    class_recall: tuple[float | None, ...] | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+    baseline_rmse: float | None = None
+    baseline_mae: float | None = None
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics by name."""
+        return {metric.name: getattr(self, metric.name) for metric in fields(Performance)}
+
+    @property
+    def beats_constant(self) -> bool | None:
+        """Whether the predictions are better than the best constant one; None: it is not known."""
+        if self.rmse is not None and self.baseline_rmse is not None:
+            return self.rmse < self.baseline_rmse
+        if self.pooled_accuracy is None or self.baseline_accuracy is None:
+            return None
+        return self.pooled_accuracy > self.baseline_accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics(Performance):  # large: one field per value of a record
     """Exact scores of an evaluation, which the privacy guarantee does not cover; None where not computed.
+
+    The metrics of :class:`Performance` are those of a simulation's clients, each with the model of its cluster.
 
     Attributes:
         about: that the guarantee does not cover the scores.
@@ -105,6 +165,8 @@ class Diagnostics(Record):  # large: one field per value of a record
         groups_found: number of groups that have a cluster of their own.
         groups: number of true groups.
         evaluated_clients: number of clients, drawn at random; None: all.
+        class_names: names of the classes, by the schema of the tables.
+        evaluated_records: number of records of the metrics, counted once for each client that has them.
         nmi, kappa, ari: agreement of clusters with groups, or with classes.
         classes: number of classes, where the method clusters records.
         confusion: (clusters, groups or classes) counts; flat in diagnostics.jsonl.
@@ -132,6 +194,8 @@ class Diagnostics(Record):  # large: one field per value of a record
     groups_found: int | None = None
     groups: int | None = None
     evaluated_clients: int | None = None
+    class_names: tuple[str, ...] | None = None
+    evaluated_records: int | None = None
     nmi: float | None = None
     kappa: float | None = None
     ari: float | None = None

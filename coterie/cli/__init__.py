@@ -31,6 +31,7 @@ from coterie.cli.audit_log import audit_log
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
+from coterie.cli.evaluate import evaluate
 from coterie.cli.poc import poc
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
@@ -75,6 +76,7 @@ for command in (
     listings.models,
     listings.report,
     predict,
+    evaluate,
     assign,
     export,
     audit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
@@ -19,25 +20,30 @@ if TYPE_CHECKING:
     from coterie.datasets import LocalRecords
     from coterie.inference import TrainedModels
 
+# Classes, at most, whose probabilities are all written.
+_MAX_CLASSES = 1000
 Outputs: TypeAlias = "npt.NDArray[Any]"
-_Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder with its model files.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder with its model files.")]
 _File = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="Records: .npz, .csv, .parquet, .xlsx or a folder of images; labels optional."),
 ]
-_Schema = Annotated[
+Schema = Annotated[
     Path | None, typer.Option(help="Schema of the run, with a part [file] that describes FILE; default: the run's.")
 ]
-_Site = Annotated[str | None, typer.Option(metavar="N", help="Client of the run whose model to use: number or name.")]
-_Trust = Annotated[
+Site = Annotated[str | None, typer.Option(metavar="N", help="Client of the run whose model to use: number or name.")]
+Identifiers = Annotated[
+    str | None, typer.Option("--id", metavar="COLUMN", help="Column of FILE that names each record; needs a schema.")
+]
+Trust = Annotated[
     bool, typer.Option("--trust-code", help="Import code that a model file names, such as module:function.")
 ]
 
 
 def predict(
-    run: _Run,
+    run: RunFolder,
     file: _File,
-    site: _Site = None,
+    site: Site = None,
     cluster: Annotated[int | None, typer.Option(metavar="J", help="Use the model of this cluster.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; default: standard output.")] = None,
     own: Annotated[
@@ -48,13 +54,21 @@ def predict(
         str | None,
         typer.Option(metavar="METHOD", help="How: last-layer (default), all, prior or mixture; requires --own."),
     ] = None,
-    schema: _Schema = None,
-    trust_code: _Trust = False,
+    positive: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Positive class of --threshold; default: the second of two.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Predict the positive class if its probability is at least P; two classes."),
+    ] = None,
+    ids: Identifiers = None,
+    schema: Schema = None,
+    trust_code: Trust = False,
 ) -> None:
     """Predict with the models of a run. Without --site or --cluster, the model that fits labels of OWN or FILE best.
 
-    Nothing leaves this machine. The output has a line per record, in the order of FILE: its number from 0, the
-    cluster, the prediction, and for classes the probability that the model gives it.
+    Nothing leaves this machine. The output has a line per record, in the order of FILE: its number from 0, the cell of
+    --id, the cluster, the prediction, and for classes its probability and that of every class.
 
     With --own, predictions say more of the site's own records than the model did: keep them at the site.
     """
@@ -66,20 +80,18 @@ def predict(
     if site is not None and cluster is not None:
         raise InferenceError("--site and --cluster both choose a model; give one of them")
     models = load(run, site=site, trust_code=trust_code)
-    records = models.read(file, schema)
+    decision = _decision(models, positive, threshold)
+    records = models.read(file, schema, ids=ids)
     if own is None:
-        chosen = _cluster(models, records, site, cluster)
+        chosen = choose_cluster(models, records, site, cluster)
     else:
         own_records = models.read(own, schema)
-        chosen = _cluster(models, own_records, site, cluster)
+        chosen = choose_cluster(models, own_records, site, cluster)
         models = models.personalised(own_records, chosen, personalize or "last-layer")
     outputs = models.outputs(records.x, chosen)
-    rows = _rows(models, records, outputs, chosen)
-    if out is None:
-        _write_csv(sys.stdout, rows)
-    else:
-        with out.open("w", newline="") as opened:
-            _write_csv(opened, rows)
+    rows = _rows(models, records, outputs, chosen, decision)
+    with nullcontext(sys.stdout) if out is None else out.open("w", newline="") as opened:
+        _write_csv(opened, rows)
     for note in _notes(models, records, chosen, outputs):
         print(note, file=sys.stderr)
     if site is not None and models.card.unit == "record" and len(models) > 1:
@@ -91,11 +103,11 @@ def predict(
 
 
 def assign(
-    run: _Run,
+    run: RunFolder,
     file: _File,
-    site: _Site = None,
-    schema: _Schema = None,
-    trust_code: _Trust = False,
+    site: Site = None,
+    schema: Schema = None,
+    trust_code: Trust = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the cluster that fits the labelled records of FILE best, such as those of a site that never trained.
@@ -125,10 +137,10 @@ def assign(
 
 
 def export(
-    run: _Run,
+    run: RunFolder,
     onnx: Annotated[Path, typer.Option(metavar="DIR", help="Folder for cluster-0.onnx, cluster-1.onnx, ...")],
-    site: _Site = None,
-    trust_code: _Trust = False,
+    site: Site = None,
+    trust_code: Trust = False,
 ) -> None:
     """Export the models of a run to ONNX; requires coterie[onnx]."""
     from coterie.inference import load
@@ -144,7 +156,12 @@ def export(
     )
 
 
-def _cluster(models: TrainedModels, records: LocalRecords, site: str | None, cluster: int | None) -> int:
+def choose_cluster(models: TrainedModels, records: LocalRecords, site: str | None, cluster: int | None) -> int:
+    """Return the cluster whose model to use: the given one, that of a site, or the one that fits the labels best.
+
+    Raises:
+        InferenceError: there is none, or the records have no labels.
+    """
     from coterie.inference import InferenceError
 
     if cluster is not None:
@@ -160,22 +177,57 @@ def _cluster(models: TrainedModels, records: LocalRecords, site: str | None, clu
     return models.assign(records).cluster
 
 
-def _rows(models: TrainedModels, records: LocalRecords, outputs: Outputs, cluster: int) -> list[dict[str, Any]]:
-    """Return a row of the output per record."""
-    import numpy as np
+def _decision(models: TrainedModels, positive: str | None, threshold: float | None) -> tuple[int, float] | None:
+    """Return the positive class of two and its least probability; None: the most probable class is predicted."""
+    from coterie.inference import InferenceError
 
+    if threshold is None:
+        if positive is not None:
+            raise InferenceError(f"--positive {positive} requires --threshold P")
+        return None
+    one = models.positive(positive)
+    models.check_threshold(threshold, one)
+    if models.card.num_classes != 2:
+        raise InferenceError("--threshold requires models of two classes; the probabilities of all classes are written")
+    assert one is not None
+    return one, threshold
+
+
+def _rows(
+    models: TrainedModels, records: LocalRecords, outputs: Outputs, cluster: int, decision: tuple[int, float] | None
+) -> list[dict[str, Any]]:
+    """Return a row of the output per record."""
     index = range(len(outputs)) if records.index is None else records.index.tolist()
+    rows: list[dict[str, Any]] = [{"record": i} for i in index]
+    if records.ids is not None:
+        rows = [{**row, "id": text} for row, text in zip(rows, records.ids, strict=True)]
     if models.clusters_records:
-        return [{"record": i, "cluster": int(label)} for i, label in zip(index, outputs.argmax(axis=1), strict=True)]
-    if models.card.num_classes == 0:
-        values = zip(index, models.in_units(outputs), strict=True)
-        return [{"record": i, "cluster": cluster, "prediction": f"{value:.9g}"} for i, value in values]
-    names = models.card.classes or range(models.card.num_classes)
-    powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    shares = powers.max(axis=1) / powers.sum(axis=1)
+        results: list[dict[str, Any]] = [{"cluster": int(label)} for label in outputs.argmax(axis=1)]
+    elif models.card.num_classes == 0:
+        results = [{"cluster": cluster, "prediction": f"{value:.9g}"} for value in models.in_units(outputs)]
+    else:
+        results = _class_rows(models, outputs, cluster, decision)
+    return [{**row, **result} for row, result in zip(rows, results, strict=True)]
+
+
+def _class_rows(
+    models: TrainedModels, outputs: Outputs, cluster: int, decision: tuple[int, float] | None
+) -> list[dict[str, Any]]:
+    """Return the predicted class of each record, its probability, and those of all classes."""
+    names, shares = models.class_names, models.probabilities(outputs, None)
+    labels = shares.argmax(axis=1)
+    if decision is not None:
+        positive, threshold = decision
+        labels = abs(1 - positive - (shares[:, positive] >= threshold))
+    heads = [f"probability_{name}" for name in names] if len(names) <= _MAX_CLASSES else []
     return [
-        {"record": i, "cluster": cluster, "prediction": names[label], "probability": f"{share:.6f}"}
-        for i, label, share in zip(index, outputs.argmax(axis=1).tolist(), shares, strict=True)
+        {
+            "cluster": cluster,
+            "prediction": names[label],
+            "probability": f"{row[label]:.6f}",
+            **{head: f"{share:.6f}" for head, share in zip(heads, row, strict=False)},
+        }
+        for label, row in zip(labels.tolist(), shares.tolist(), strict=True)
     ]
 
 
@@ -196,7 +248,11 @@ def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: 
         return notes
     text = f"{len(outputs)} predictions by the model of cluster {cluster}"
     if records.y is not None and models.card.num_classes:
-        text += f"; {np.mean(outputs.argmax(axis=1) == records.y):.2%} agree with the labels of {records.where}"
+        most = np.bincount(records.y).max() / len(records.y)
+        text += (
+            f"; {np.mean(outputs.argmax(axis=1) == records.y):.2%} of the most probable classes agree with the labels "
+            f"of {records.where}, where the most frequent class has {most:.2%}"
+        )
     elif records.y is not None:
         errors = models.in_units(outputs) - models.in_units(records.y)
         text += f"; root mean squared error {np.sqrt(np.mean(errors**2)):.6g}"

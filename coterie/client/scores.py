@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from coterie.client.backend import Examples, backend_of
 from coterie.client.device import products
 from coterie.client.training_plugins import example_loss
-from coterie.datasets import Shard
+from coterie.datasets import Shard, TestSet
 from coterie.wire.messages import Layout
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -72,10 +72,10 @@ def scores(
 
 @torch.no_grad()
 def outputs(
-    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], examples: Shard | TestSet, device: str = "cpu"
 ) -> list[npt.NDArray[np.float64]]:
-    """Return every model's outputs for the examples of one client, which has some."""
-    return _per_example(model, layout, models, shard.x, shard.y, device, lambda output, _: output)
+    """Return every model's outputs for examples, of which there are some."""
+    return _per_example(model, layout, models, examples.x, examples.y, device, lambda output, _: output)
 
 
 @torch.no_grad()

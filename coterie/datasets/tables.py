@@ -22,7 +22,7 @@ from coterie.datasets import user_records
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.sources import DataError
-from coterie.datasets.table_cells import Notation, composed
+from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_excel import excel_table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
@@ -87,6 +87,31 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         return _encoded(path, schema, with_label, file, positions)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, str]:
+    """Return the cells of one column as texts, by position of the record in the file, as :attr:`Table.index` has it.
+
+    Args:
+        path: as for :func:`read_table`.
+        schema: how the file is written.
+        name: of the column, which need not be in the schema.
+
+    Raises:
+        DataError: the file cannot be read, or has no such column or two of them.
+    """
+    path = Path(path).expanduser()
+    file = _opened(path, schema.file, {name})
+    positions = [i for i, head in enumerate(file.names) if head == name]
+    if len(positions) != 1:
+        problem = "no" if not positions else "two"
+        raise DataError(f"{path} has {problem} column {name!r}; its columns are {_some(file.names)}")
+    texts: dict[int, str] = {}
+    first = 0
+    for chunk in file.records(positions):
+        texts |= {first + i: as_text(row[0]) for i, row in zip(chunk.positions, chunk.rows, strict=True)}
+        first += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
+    return texts
 
 
 def table_records(

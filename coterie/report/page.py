@@ -18,6 +18,7 @@ from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
 from coterie.report.graphics import THEME, Data
 from coterie.report.payoff import federation_pays
+from coterie.report.predictions import named_metrics, verdict
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
@@ -240,6 +241,8 @@ def _how_good(run: Run) -> _Tile:
         note = "normalised mutual information of clusters and classes"
         return _Tile("NMI", formats.index(scores.nmi), note, **look)
     value = formats.percent(scores.accuracy)
+    if warning := verdict(scores):
+        return _Tile("Accuracy", value, warning, "not better than a constant", good=False, question="How good?")
     if run.noisy:
         note = "mean over all clients, each with its own model; ε covers this release"
         return _Tile("Noisy mean accuracy", value, note, **look)
@@ -354,10 +357,11 @@ def _scores(run: Run) -> list[_Tile]:
             _Tile("Adjusted Rand", formats.index(scores.ari), "chance-corrected agreement on pairs of records"),
             _Tile("Accuracy", formats.percent(scores.accuracy), "share of records, clusters matched to classes"),
         ]
-    own = [] if scores.personal_accuracy is None else [_personal_tile(run)]
+    outside = "outside the guarantee" if run.exact else ""
+    own = [_Tile(*metric, outside, good=False) for metric in named_metrics(scores)]
+    own += [] if scores.personal_accuracy is None else [_personal_tile(run)]
     if (paid := federation_pays(scores)) is not None:
         answer, _, why = paid[1].partition(": ")
-        outside = "outside the guarantee" if run.exact else ""
         own.append(_Tile("Does federation pay here?", answer, why, outside, good=False))
     if run.noisy or not run.clustered or scores.groups_found is None:
         return own

@@ -10,6 +10,7 @@ from rich.text import Text
 from coterie.privacy.certificate import epsilon_observers
 from coterie.report import formats
 from coterie.report.payoff import federation_pays
+from coterie.report.predictions import named_metrics, verdict
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 
@@ -34,6 +35,8 @@ def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
     scores = outcome.diagnostics or Diagnostics()
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    if warning := verdict(scores):
+        table.add_row("No use", Text(warning, "bold yellow"))
     for label, value in _scores(outcome, scores):
         table.add_row(label, value)
     if outcome.diagnostics and (certificate.get("unit") or "none") != "none":
@@ -58,11 +61,21 @@ def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text
     if outcome.evaluate == "private":  # the only released score
         return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold"))]
     groups = scores.group_accuracy or ()
+    name = "Accuracy" if scores.rmse is None else "R², at least 0"
     return [
-        ("Accuracy", Text(formats.percent(scores.accuracy), "bold")),
+        (name, Text(formats.percent(scores.accuracy), "bold")),
+        *((label, f"{value}; {note}") for label, value, note in named_metrics(scores)),
         ("Worst group", formats.percent(scores.worst_group_accuracy)),
-        *([("Each group", ", ".join(map(formats.percent, groups)))] if groups else []),
+        *([("Each group", ", ".join(map(formats.percent, groups)))] if len(groups) > 1 else []),
         *([("Personalised", _personal(scores))] if scores.personal_accuracy is not None else []),
+        *_groups_found(scores),
+    ]
+
+
+def _groups_found(scores: Diagnostics) -> list[tuple[str, str | Text]]:
+    if scores.groups_found is None:
+        return []
+    return [
         ("Clusters found", formats.of_total(scores.groups_found, scores.groups)),
         ("Clustering accuracy", formats.percent(scores.clustering_accuracy)),
     ]

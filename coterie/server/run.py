@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -37,10 +38,30 @@ from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models
 from coterie.wire.model_card import ModelCard, scaling_of
+from coterie.wire.requests import Request
 
 
 class RunError(RuntimeError):
     """The run came to its end without doing what was asked."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of a run, for comparisons.
+
+    Attributes:
+        models: (k, d) models.
+        layout: of their parameters.
+        request: with which clients evaluate them.
+    """
+
+    models: npt.NDArray[np.float32]
+    layout: Layout
+    request: Request
+
+
+#: Adds to exact scores, given the models.
+Compare: TypeAlias = Callable[[Diagnostics, Trained], Diagnostics]
 
 
 def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
@@ -56,16 +77,22 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     return execute(folder, grid).document
 
 
-def execute(folder: RunFolder, grid: Grid) -> Outcome:
-    """:func:`run` that returns the outcome as a record."""
+def execute(folder: RunFolder, grid: Grid, compare: Compare | None = None) -> Outcome:
+    """:func:`run` that returns the outcome as a record.
+
+    Args:
+        folder: of the run.
+        grid: its clients.
+        compare: adds scores that need the clients' data, which a simulation has, to exact ones.
+    """
     done = folder.resumed.round if folder.resumed else 0
     if folder.failure is not None and done >= rounds_of(folder.config):
         raise RunError(folder.failure)
     with recording(folder):
-        return _run(folder, grid)
+        return _run(folder, grid, compare)
 
 
-def _run(folder: RunFolder, grid: Grid) -> Outcome:
+def _run(folder: RunFolder, grid: Grid, compare: Compare | None) -> Outcome:
     config = folder.config
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
@@ -97,7 +124,11 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
         raise RunError(folder.failure)
     if strategy.statistics.accepted:
         folder.failure = None
-    outcome = _outcome(config, strategy, guarantee, folder, _last_evaluation(config, folder, result))
+    evaluated = _last_evaluation(config, folder, result)
+    scores = _exact(config, evaluated)
+    if compare is not None and scores is not None:
+        scores = compare(scores, Trained(trained, layout, strategy.evaluation()))
+    outcome = _outcome(config, strategy, guarantee, folder, evaluated, scores)
     folder.write_outcome(outcome)
     if strategy.statistics.dropped:
         log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
@@ -291,11 +322,14 @@ def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> Ro
     return RoundRecord.of({"round": number, **metrics}, noisy=config.evaluation.evaluate == "private")
 
 
-def _diagnostics(config: RunConfig, certified: bool, evaluated: RoundRecord) -> Diagnostics | None:
+def _exact(config: RunConfig, evaluated: RoundRecord) -> Diagnostics | None:
     """Exact scores of the last evaluation; None where there are none, as under ``evaluate = private``."""
     scores = evaluated.scores.last(evaluated.round)
-    if config.evaluation.evaluate == "private" or scores == Diagnostics().last(evaluated.round):
-        return None
+    return None if config.evaluation.evaluate == "private" or scores == Diagnostics().last(evaluated.round) else scores
+
+
+def _diagnostics(config: RunConfig, certified: bool, scores: Diagnostics) -> Diagnostics:
+    """Exact scores as they are stored."""
     groups = scores.classes or len(scores.group_accuracy or ())
     sampled = config.evaluation.evaluate_clients
     return replace(
@@ -312,6 +346,7 @@ def _outcome(
     guarantee: Mapping[str, Any],
     folder: RunFolder,
     evaluated: RoundRecord,
+    scores: Diagnostics | None,
 ) -> Outcome:
     records = folder.rounds()
     training = sum(record.seconds or 0.0 for record in records)
@@ -338,5 +373,5 @@ def _outcome(
         peak_rss_mb=peak / 1024,
         out=str(folder.path),
         sites=_sites(config, _clusters_of(strategy, len(records), evaluated.scores)),
-        diagnostics=_diagnostics(config, guarantee["certified"], evaluated),
+        diagnostics=scores and _diagnostics(config, guarantee["certified"], scores),
     )

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import gc
 import os
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie.server.config import RunConfig
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
-from coterie.server.run import execute
+from coterie.server.run import Trained, execute
 from coterie.settings import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.results import Outcome
+    from coterie.results import Diagnostics, Outcome
 
 
 def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) -> DataOrigin:
@@ -81,31 +80,34 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
         grid = SummingGrid(config.data.clients, workers, folder.report_progress, partial(require_data, config))
         try:
-            return _compared(folder, execute(folder, grid))
+            return execute(folder, grid, partial(_compared, config))
         finally:
             grid.close()
     from coterie.flower.grid import with_check
 
     outcomes: list[Outcome] = []
     run_on_ray(
-        lambda grid: outcomes.append(execute(folder, with_check(grid, partial(require_data, config)))),
+        lambda grid: outcomes.append(
+            execute(folder, with_check(grid, partial(require_data, config)), partial(_compared, config))
+        ),
         config.data.clients,
         address=config.simulation.ray_address,
         client_cpus=config.simulation.client_cpus,
         folder=folder.path,
     )
-    return _compared(folder, outcomes[0])
+    return outcomes[0]
 
 
-def _compared(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Add the accuracies of models that clients train alone."""
+def _compared(config: RunConfig, scores: Diagnostics, trained: Trained) -> Diagnostics:
+    """Add metrics of the models, and the accuracies of models that clients train alone."""
     from coterie.server.alone import compared_alone
+    from coterie.server.pooled_metrics import with_metrics
+    from coterie.wire import EvaluateRequest
 
-    if outcome.diagnostics is None:
-        return outcome
-    outcome = replace(outcome, diagnostics=compared_alone(folder.config, outcome.diagnostics))
-    folder.write_outcome(outcome)
-    return outcome
+    request = trained.request
+    if isinstance(request, EvaluateRequest):
+        scores = with_metrics(config, scores, trained.models, trained.layout, additive=request.additive)
+    return compared_alone(config, scores)
 
 
 def _cores() -> int:

@@ -1,0 +1,215 @@
+"""Metrics of predictions beside those of the best constant prediction, with bootstrap intervals.
+
+All of them are exact functions of labels: no privacy guarantee covers them (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sklearn
+from sklearn.metrics import (
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    roc_curve,
+    root_mean_squared_error,
+)
+
+from coterie.results import Performance
+
+FloatArray = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.integer[Any]]
+#: Specificity at which a sensitivity is stated.
+SPECIFICITY = 0.9
+#: Bins of the calibration curve, of equal width.
+BINS = 10
+#: Classes, at most, for which an area under a curve is computed each.
+_MAX_CURVES = 100
+_DRAWS = 500
+_OUTSIDE = 0.025
+
+
+def probabilities(outputs: npt.NDArray[Any]) -> FloatArray:
+    """Return the (n, c) softmax of (n, c) outputs.
+
+    Examples:
+        >>> probabilities(np.zeros((1, 4)))
+        array([[0.25, 0.25, 0.25, 0.25]])
+    """
+    powers = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def decide(shares: FloatArray, threshold: float | None = None) -> Labels:
+    """Return the (n,) predicted classes.
+
+    Args:
+        shares: (n, c) probabilities.
+        threshold: least probability of class 1 of two at which it is predicted; None: the most probable class.
+    """
+    return shares.argmax(axis=1) if threshold is None else (shares[:, 1] >= threshold).astype(np.int64)
+
+
+def of_classes(
+    labels: Labels, shares: FloatArray, weights: FloatArray | None = None, *, threshold: float | None = None
+) -> Performance:
+    """Return the metrics of predicted classes. With two classes, class 1 is the positive one.
+
+    Args:
+        labels: (n,) true classes from 0.
+        shares: (n, c) probabilities.
+        weights: (n,) of the records; None: 1.
+        threshold: see :func:`decide`.
+
+    Examples:
+        >>> metrics = of_classes(np.array([0, 0, 0, 1]), np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]))
+        >>> metrics.roc_auc, metrics.baseline_accuracy, metrics.specificity
+        (1.0, 0.75, 0.6666666666666666)
+    """
+    classes = np.arange(shares.shape[1])
+    weights = np.ones(len(labels)) if weights is None else weights
+    predicted = decide(shares, threshold)
+    with _trusted():
+        counts = confusion_matrix(labels, predicted, labels=classes, sample_weight=weights).astype(np.float64)
+        sizes = counts.sum(axis=1)
+        present = classes[sizes > 0]
+        recalls = np.divide(counts.diagonal(), sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
+        prior = sizes / sizes.sum()
+        truth = np.eye(len(classes))[labels]
+        binary = len(classes) == 2
+        return Performance(
+            pooled_accuracy=float(counts.trace() / sizes.sum()),
+            baseline_accuracy=float(prior.max()),
+            balanced_accuracy=float(recalls[present].mean()),
+            macro_f1=float(
+                f1_score(labels, predicted, labels=present, average="macro", sample_weight=weights, zero_division=0.0)
+            ),
+            roc_auc=_area(truth, shares, weights),
+            log_loss=float(log_loss(labels, np.clip(shares, 1e-12, 1.0), labels=classes, sample_weight=weights)),
+            brier=_brier(truth, shares, weights),
+            baseline_brier=_brier(truth, np.broadcast_to(prior, truth.shape), weights),
+            class_recall=tuple(recalls.tolist()) if len(classes) <= _MAX_CURVES else None,
+            **(_of_two(labels, shares[:, 1], weights, recalls) if binary else {}),
+        )
+
+
+def _of_two(labels: Labels, scores: FloatArray, weights: FloatArray, recalls: FloatArray) -> dict[str, float]:
+    """Return the metrics of a positive class, as far as the labels define them."""
+    curve = calibration(labels, scores, weights)
+    metrics = {"calibration_error": float(np.average(abs(curve[:, 0] - curve[:, 1]), weights=curve[:, 2]))}
+    if np.isfinite(recalls).all():
+        false, true, _ = roc_curve(labels, scores, sample_weight=weights, drop_intermediate=False)
+        metrics |= {
+            "average_precision": float(average_precision_score(labels, scores, sample_weight=weights)),
+            "sensitivity": float(recalls[1]),
+            "specificity": float(recalls[0]),
+            "sensitivity_at_90": float(true[false <= 1 - SPECIFICITY + 1e-9].max()),
+        }
+    return metrics
+
+
+def calibration(labels: Labels, scores: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    """Return the calibration curve of a positive class.
+
+    Args:
+        labels: (n,) 1 for the positive class, otherwise 0.
+        scores: (n,) probability of it.
+        weights: (n,) of the records; None: 1.
+
+    Returns:
+        (b, 3) mean probability, share of the positive class and weight of each bin that holds records; b is at most
+        ``BINS``.
+    """
+    weights = np.ones(len(labels)) if weights is None else weights
+    bins = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
+    sums = np.stack([np.bincount(bins, weights * values, BINS) for values in (scores, labels, np.ones(len(labels)))])
+    sums = sums[:, sums[2] > 0]
+    return np.stack([sums[0] / sums[2], sums[1] / sums[2], sums[2]], axis=1)
+
+
+def of_numbers(targets: FloatArray, predictions: FloatArray, weights: FloatArray | None = None) -> Performance:
+    """Return the metrics of predicted numbers, in their unit. The baseline predicts the mean of the targets.
+
+    Args:
+        targets: (n,) true numbers.
+        predictions: (n,) of them.
+        weights: (n,) of the records; None: 1.
+
+    Examples:
+        >>> metrics = of_numbers(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
+        >>> metrics.r2, metrics.baseline_rmse
+        (0.5, 1.0)
+    """
+    constant = np.full(len(targets), np.average(targets, weights=weights))
+    with _trusted():
+        return Performance(
+            rmse=float(root_mean_squared_error(targets, predictions, sample_weight=weights)),
+            mae=float(mean_absolute_error(targets, predictions, sample_weight=weights)),
+            r2=float(r2_score(targets, predictions, sample_weight=weights)) if len(targets) > 1 else None,
+            baseline_rmse=float(root_mean_squared_error(targets, constant, sample_weight=weights)),
+            baseline_mae=float(mean_absolute_error(targets, constant, sample_weight=weights)),
+        )
+
+
+def intervals(
+    measure: Callable[[FloatArray], Performance], units: npt.NDArray[Any], draws: int = _DRAWS
+) -> dict[str, tuple[float, float]]:
+    """Return 95 % bootstrap intervals of metrics, by name.
+
+    Args:
+        measure: computes the metrics of records with the given (n,) weights.
+        units: (n,) unit of each record, such as its patient. Units are drawn with all their records.
+        draws: number of repetitions. Equal arguments give equal intervals.
+    """
+    _, unit_of = np.unique(units, return_inverse=True)
+    many = int(unit_of.max()) + 1 if len(unit_of) else 0
+    rng = np.random.default_rng(0)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(draws if many > 1 else 0):
+        weights = np.bincount(rng.integers(many, size=many), minlength=many)[unit_of].astype(np.float64)
+        kept = weights > 0
+        for name, value in measure(np.where(kept, weights, 0.0)).to_json().items():
+            if isinstance(value, float):
+                drawn.setdefault(name, []).append(value)
+    return {name: _interval(values) for name, values in drawn.items()}
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    low, high = np.quantile(values, [_OUTSIDE, 1 - _OUTSIDE])
+    return float(low), float(high)
+
+
+def _area(truth: FloatArray, shares: FloatArray, weights: FloatArray) -> float | None:
+    """Return the area under the ROC curve, of several classes the mean of one against the rest; None: undefined."""
+    if truth.shape[1] > _MAX_CURVES:
+        return None
+    several = range(truth.shape[1]) if truth.shape[1] > 2 else [1]
+    totals = weights @ truth
+    areas = [
+        roc_auc_score(truth[:, j], shares[:, j], sample_weight=weights)
+        for j in several
+        if 0 < totals[j] < weights.sum()
+    ]
+    return float(np.mean(areas)) if areas else None
+
+
+def _brier(truth: FloatArray, shares: FloatArray, weights: FloatArray) -> float:
+    """Return the mean squared error of probabilities: of the positive class, or summed over more than two classes."""
+    errors = (truth - shares) ** 2
+    return float(np.average(errors[:, 1] if truth.shape[1] == 2 else errors.sum(axis=1), weights=weights))
+
+
+@contextmanager
+def _trusted() -> Iterator[None]:
+    """Spare checks of arrays that this package computed, which take longer than most metrics."""
+    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
+        yield

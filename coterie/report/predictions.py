@@ -1,0 +1,62 @@
+"""Quality of predictions in words: metrics beside those of the best constant prediction."""
+
+from __future__ import annotations
+
+from coterie.report import formats
+from coterie.results import Diagnostics
+
+
+def verdict(scores: Diagnostics) -> str:
+    """Return a warning if the predictions are not better than the best constant one; otherwise an empty text."""
+    if scores.beats_constant is not False:
+        return ""
+    return f"the model is not better than predicting {_constant(scores)}"
+
+
+def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
+    """Return label, value and note of the metrics, those that matter most first; empty without any."""
+    if scores.rmse is not None:
+        return [
+            (label, formats.number(value), f"the mean of the targets has {formats.number(baseline)}")
+            for label, value, baseline in (
+                ("Root mean squared error", scores.rmse, scores.baseline_rmse),
+                ("Mean absolute error", scores.mae, scores.baseline_mae),
+            )
+        ]
+    if scores.baseline_accuracy is None:
+        return []
+    constant = ("Constant prediction", formats.percent(scores.baseline_accuracy), "always the most frequent class")
+    area = [] if scores.roc_auc is None else [("Area under ROC curve", f"{scores.roc_auc:.3f}", _rates(scores))]
+    return [constant, *area, ("Balanced accuracy", formats.percent(scores.balanced_accuracy), _recalls(scores))]
+
+
+def _rates(scores: Diagnostics) -> str:
+    """Return sensitivity and specificity, where there is a positive class."""
+    if scores.sensitivity is None:
+        return "0.5 is chance"
+    return (
+        f"sensitivity {formats.percent(scores.sensitivity)}, specificity {formats.percent(scores.specificity)} "
+        f"({_name(scores, 1)} is positive); sensitivity {formats.percent(scores.sensitivity_at_90)} at a specificity "
+        f"of 90{formats.NBSP}%"
+    )
+
+
+def _recalls(scores: Diagnostics) -> str:
+    recalls = [(recall, j) for j, recall in enumerate(scores.class_recall or ()) if recall is not None]
+    if not recalls:
+        return "mean recall of all classes"
+    if len(recalls) == 2:
+        return f"recall {', '.join(f'{formats.percent(recall)} of {_name(scores, j)}' for recall, j in recalls)}"
+    recall, j = min(recalls)
+    return f"lowest recall {formats.percent(recall)}, of {_name(scores, j)}"
+
+
+def _constant(scores: Diagnostics) -> str:
+    if scores.rmse is not None:
+        return f"the mean of the targets (root mean squared error {formats.number(scores.baseline_rmse)})"
+    return f"always the most frequent class ({formats.percent(scores.baseline_accuracy)})"
+
+
+def _name(scores: Diagnostics, j: int) -> str:
+    names = scores.class_names or ()
+    return names[j] if j < len(names) else f"class {j}"
