@@ -1,7 +1,7 @@
 """The networks of the papers, by name, and fixed features that can precede them."""
 
 from coterie.models.adapters import merged, with_lora
-from coterie.models.checks import check_network, unused
+from coterie.models.checks import check_network
 from coterie.models.errors import ModelError
 from coterie.models.fixed import (
     FEATURES,
@@ -75,7 +75,6 @@ __all__ = [
     "set_trainable",
     "set_training",
     "trainable",
-    "unused",
     "with_lora",
     "without_batch_norm",
 ]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
+def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
     """Build a network of a user, or with adapters, and try it on random examples.
 
     It must have trainable parameters, and constants that are the same at every build and after a step of training
@@ -40,11 +40,14 @@ def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kin
         num_classes: 0 for real targets.
         kind: "images", "vectors" or "tokens".
 
+    Returns:
+        the trainable parameters on which its outputs do not depend.
+
     Raises:
         ModelError: it does not; the message names the layer or the shape, and what to do.
     """
     if is_tested(name):
-        return
+        return []
     import torch
 
     shape = tuple(input_shape)
@@ -68,22 +71,10 @@ def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kin
                     f"model '{name}': two calls with the same examples differ; remove dropout and other randomness, "
                     "which would stay active in evaluation, and any state between calls"
                 )
-        _check_step(name, network, x, num_classes)
+        unused = _check_step(name, network, x, num_classes)
         _check_loaded(name, network, other, x, num_classes)
         _check_rows(name, network, x, num_classes, kind)
-
-
-def unused(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
-    """Return the trainable parameters of the network of a user on which its outputs do not depend."""
-    if is_tested(name):
-        return []
-    import torch
-
-    with torch.random.fork_rng(devices=()):
-        network = build(name, input_shape, num_classes)
-        drawn = torch.zeros(2, *input_shape, dtype=torch.int64) if kind == "tokens" else torch.randn(2, *input_shape)
-        gradients = _gradients(name, network, drawn.numpy(), num_classes)
-    return [name for name, gradient in gradients.items() if gradient is None]
+        return unused
 
 
 def _copied(name: Model, network: nn.Module) -> nn.Module:
@@ -112,17 +103,19 @@ def _kind(network: nn.Module, name: str) -> str:
     return "buffer" if name in dict(network.named_buffers()) else "frozen parameter"
 
 
-def _check_step(name: Model, network: nn.Module, x: Rows, num_classes: int) -> None:
-    """Check that a step of training changes no constant, and has a gradient."""
+def _check_step(name: Model, network: nn.Module, x: Rows, num_classes: int) -> list[str]:
+    """Check that a step of training changes no constant, and has a gradient; return parameters without one."""
     network = copy.deepcopy(network)
     before = {key: value.clone() for key, value in constants(network).items()}
     gradients = _gradients(name, network, x, num_classes)
-    if all(gradient is None for gradient in gradients.values()):
+    unused = [key for key, gradient in gradients.items() if gradient is None]
+    if len(unused) == len(gradients):
         raise ModelError(f"model '{name}': its outputs depend on none of its trainable parameters: {few(gradients)}")
     if changed := differing(before, constants(network)):
         raise ModelError(
             f"model '{name}': {_kind(network, changed[0])} '{changed[0]}' changes in a step of training; {CONSTANT}"
         )
+    return unused
 
 
 def _gradients(name: Model, network: nn.Module, x: Rows, num_classes: int) -> dict[str, Tensor | None]:

@@ -543,16 +543,21 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             *planning.warnings(self),
         ]
 
+    @cached_property
+    def unused(self) -> list[str]:
+        """Trainable parameters of the network on which its outputs do not depend; a network of a user is checked first.
+
+        Raises:
+            ModelError: it cannot be used, see :func:`coterie.models.check_network`.
+        """
+        return networks.check_network(self.training.network, *self.examples, self.facts.kind)
+
     def _unused_warnings(self) -> list[str]:
-        if self.method.produces != "models":
-            return []
-        model = self.training.network
-        unused = networks.unused(model, *self.examples, self.facts.kind)
-        if not unused:
+        if self.method.produces != "models" or not self.unused:
             return []
         return [
-            f"the outputs of model '{model}' do not depend on its parameters {', '.join(unused)}: they are sent, and "
-            "under privacy receive noise, to no effect; remove them, or freeze them at fixed values"
+            f"the outputs of model '{self.training.network}' do not depend on its parameters {', '.join(self.unused)}: "
+            "they are sent, and under privacy receive noise, to no effect; remove them, or freeze them at fixed values"
         ]
 
     # ---- checks -------------------------------------------------------------------------------------------
