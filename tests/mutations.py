@@ -1271,6 +1271,13 @@ MUTATIONS = [
         f"{_PLUGINS_TEST}::test_a_client_refuses_them_beside_a_plan_of_dp_sgd",
     ),
     Mutation(
+        "the guard trains a parameter that the message lacks",
+        "coterie/guard/watched_training.py",
+        "or trains.keys() - set(keys)",
+        "",
+        "tests/guard/test_adapters.py::test_what_is_no_constant_is_refused",
+    ),
+    Mutation(
         "a trainer changes the records of its client",
         "coterie/client/trainers.py",
         "*(part.copy() for part in examples)",

@@ -42,7 +42,7 @@ ALLOWED = {
         "wire",
     },
     "engine": {"client", "flower", "generators", "logs", "privacy", "progress", "rounds", "wire"},
-    "guard": {"client", "fields", "files", "logs", "privacy", "wire"},
+    "guard": {"client", "fields", "files", "logs", "models", "privacy", "wire"},
     "inference": {"client", "datasets", "fields", "files", "models", "performance", "results", "settings", "wire"},
     "report": {"files", "privacy", "results", "settings", "strategies"},
     "server": {

@@ -67,7 +67,7 @@ def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
     target = own_model_folder(folder, client.client_id)
     private_folder(target)
     metadata = {"about": json.dumps(_card(cohort, own).to_json())}
-    tensors = {name: np.ascontiguousarray(values) for name, values in own.layout.split(own.models[0]).items()}
+    tensors = {name: np.asarray(values, order="C") for name, values in own.layout.split(own.models[0]).items()}
     write_atomic(target / "cluster-0.safetensors", save(tensors, metadata=metadata), sync=False)
     figures = _figures(cohort, [OwnModels(network, layout, released), own], shard)
     alone = _accuracy_alone(cohort, client.run, shard, target / "alone.json")

@@ -131,7 +131,7 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable, t
             raise GuardError("the arrays of the reply are not those that private training produced")
     (name,) = reply.array_records
     report = Report(terms.num_examples, events, terms.declared is None, tuple(sorted(terms.allow)), terms.site)
-    record = ArrayRecord({key: Array(np.ascontiguousarray(values)) for key, values in arrays.items()})
+    record = ArrayRecord({key: Array(np.asarray(values, order="C")) for key, values in arrays.items()})
     return RecordDict({name: record, **_metrics(reply, terms), GUARD: report.record()})
 
 

@@ -23,11 +23,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from logging import INFO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from flwr.common.logger import log
 from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -37,6 +39,8 @@ from torch.utils.data import DataLoader
 
 from coterie.client.ghost import clip_factors
 from coterie.guard.terms import GuardError, checked_event
+from coterie.models import fingerprint, trainable
+from coterie.models.errors import few
 from coterie.privacy import Event, Streams, check_clip_norm, gaussian
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -95,12 +99,20 @@ class Watch:
         return module, self.optimizer, _with_batches(loader, sampler)
 
     def _begin(self, module: nn.Module) -> None:
-        """Match the model with the received arrays, by name or else by order."""
-        held, names = _parameters(module) | _buffers(module), list(module.state_dict())
-        keys = names if set(names) != set(self._received) else list(self._received)
-        missing = {name for name, _ in module.named_parameters()}.difference(keys)
-        if len(keys) != len(self._received) or missing or not held.keys() >= set(keys):
+        """Match the model with the received arrays, which may lack frozen parameters and buffers."""
+        held, keys = _parameters(module) | _buffers(module), _keys_in(module, list(self._received))
+        trains = trainable(module)
+        if not held.keys() >= set(keys) or trains.keys() - set(keys):
             raise GuardError("the model of make_private has other parameters than the message")
+        if half := [name for name, parameter in trains.items() if parameter.dtype in (torch.float16, torch.bfloat16)]:
+            raise GuardError(
+                f"'{half[0]}' has half precision, in which a record's gradient changes with others of its batch: train "
+                "it in float32"
+            )
+        lacking = {name: values for name, values in held.items() if name not in keys and not values.requires_grad}
+        if lacking:
+            text = "the message lacks %s, which must be public: they are constants here, of SHA-256 %s"
+            log(INFO, f"guard: {text}", few(lacking), fingerprint(lacking))
         self._names = dict(zip(self._received, keys, strict=True))
         for name, key in self._names.items():
             values, mine = self._received[name], held[key].detach().cpu().numpy()
@@ -261,9 +273,9 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
         clip_norm = float(self.max_grad_norm)
         check_clip_norm(clip_norm)
         samples = [self._get_flat_grad_sample(parameter) for parameter in self._trained]
-        norms = torch.stack([sample.flatten(1).double().norm(dim=1) for sample in samples]).norm(dim=0)
+        norms = torch.stack([_rows(sample).double().norm(dim=1) for sample in samples]).norm(dim=0)
         factors, kept = clip_factors(norms, clip_norm)
-        flat = (sample.flatten(1).double() for sample in samples)
+        flat = (_rows(sample).double() for sample in samples)
         sums = [factors @ (gradients if kept.all() else gradients.where(kept[:, None], 0)) for gradients in flat]
         self._sums = [one + other for one, other in zip(self._sums, sums, strict=True)] if self._sums else sums
         self._records += len(samples[0])
@@ -281,6 +293,23 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
             noisy = (total + drawn.to(parameter.device)) * clip_norm
             gradients[parameter] = noisy.to(parameter.dtype).view_as(parameter)
         self._watch.write_gradients(gradients)
+
+
+def _rows(gradients: torch.Tensor) -> torch.Tensor:
+    """Return gradients of records, of which there may be none, as one row each."""
+    return gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
+
+
+def _keys_in(module: nn.Module, received: list[str]) -> list[str]:
+    """Return the names in the model of received arrays, in their order; empty if the numbers differ.
+
+    These are the names of the message, or else of the arrays at the same places among all of the model's, or among
+    those that train, as adapters of PEFT.
+    """
+    every = list(module.state_dict())
+    if set(received) <= set(every):
+        return received
+    return next((names for names in (every, list(trainable(module))) if len(names) == len(received)), [])
 
 
 def _parameters(module: nn.Module) -> dict[str, Any]:

@@ -1,21 +1,27 @@
 """Networks of the field as own models: each trains, is predicted with and exported, or is refused in one line."""
 
 import json
+import re
 import sys
 import types
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from safetensors.numpy import save_file
 from torch import nn
-from torch.nn.functional import max_pool2d, relu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, max_pool2d, relu, scaled_dot_product_attention
+from torch.utils.data import DataLoader, TensorDataset
 
 from coterie.client.backend import train
 from coterie.client.dpsgd import DPSGD, check_supported, train_privately
 from coterie.client.scores import accuracies
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
+from coterie.engine.in_process import LocalGrid
+from coterie.guard import Guard
 from coterie.inference import InferenceError, load
 from coterie.models import (
     ModelError,
@@ -26,6 +32,8 @@ from coterie.models import (
     fingerprint,
     float32_arrays,
     initialise,
+    set_training,
+    trainable,
     with_lora,
     without_batch_norm,
 )
@@ -215,6 +223,15 @@ def private_lstm():
 WORKS = None
 #: What a refusal to export says.
 EXPORTED = {"tied-attention": "cannot export model .* only 4D query", "len-of-batch": "x.shape.0. in place of len"}
+#: What a site's log says of a network that Opacus does not train; others train under the guard.
+GUARDED = {
+    "lstm": "do not support nn.LSTM",
+    "gru": "do not support nn.GRU",
+    "tied-transformer": "do not support nn.MultiheadAttention",
+    "vit": "do not support nn.MultiheadAttention",
+    "bilinear": "TypeError: Bilinear.forward",
+    "bfloat16": "GuardError: 'body.weight' has half precision",
+}
 #: The network; its data; what happens at record level: it works, or what the refusal says.
 NETWORKS = {
     "lenet": (LeNet, IMAGES, WORKS),
@@ -334,6 +351,69 @@ def test_it_trains_at_record_level_or_is_refused(own):
     assert ((0 < norms) & (norms <= 0.1 * 1.0 * (1 + 1e-4))).all(), "at most lr times the clipping norm"
     assert fingerprint(constants(network)) == before
     assert updates.shape == (2, sum(value.size for value in float32_arrays(network).values()))
+
+
+def guarded(folder, network, kind, shape, adapters):
+    """The answer of a guarded site that trains the network by Opacus, and the arrays that it received.
+
+    The message holds all arrays, or those that train alone, as an app with PEFT sends them.
+    """
+    from opacus import PrivacyEngine
+
+    terms = {"epsilon": 50.0, "delta": 1e-3, "num_examples": 6}
+    app = ClientApp(mods=[Guard(state_dir=folder, **terms)])
+    trains = list(trainable(network))
+    half = torch.bfloat16  # which Flower does not send
+    state = {
+        key: value.float() if value.dtype == half else value
+        for key, value in network.state_dict().items()
+        if not adapters or key in trains
+    }
+
+    @app.train()
+    def _(message, context):
+        network.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+        set_training(network)
+        optimizer = torch.optim.SGD([value for value in network.parameters() if value.requires_grad], lr=0.1)
+        data = shards(kind, shape)[0]
+        loader = DataLoader(TensorDataset(torch.tensor(data.x), torch.tensor(data.y)), batch_size=6)
+        parts = {"module": network, "optimizer": optimizer, "data_loader": loader}
+        model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+            noise_multiplier=1.0, max_grad_norm=1.0, **parts
+        )
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x).float(), y).backward()
+            optimizer.step()
+        found = {key: value for key, value in network.state_dict().items() if key in state}
+        return Message(RecordDict({"arrays": ArrayRecord(found)}), reply_to=message)
+
+    LocalGrid(1)  # messages have a sender
+    sent = ArrayRecord({key: value.detach().clone() for key, value in state.items()})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    return app(Message(RecordDict({"arrays": sent}), dst_node_id=1, message_type="train"), context), sent
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["all arrays", "adapters"])
+@pytest.mark.filterwarnings("ignore")  # of Opacus
+def test_it_trains_under_the_guard_or_is_refused(own, adapters, tmp_path, request, caplog):
+    name, kind, shape, _ = own
+    refusal = GUARDED.get(request.node.callspec.params["own"])
+    network = build(name, shape, CLASSES)
+    before = fingerprint(constants(network))
+    answer, sent = guarded(tmp_path / "site", network, kind, shape, adapters)
+    if refusal is not None:
+        assert answer.has_error()
+        assert re.search(refusal, caplog.text)
+        charged = bool(list((tmp_path / "site").rglob("*.jsonl")))
+        assert charged == refusal.startswith("TypeError"), "all others are refused before the first batch"
+        return
+    arrays = answer.content.array_records["arrays"]
+    assert [(key, value.shape) for key, value in arrays.items()] == [(key, value.shape) for key, value in sent.items()]
+    moved = [key for key in arrays if not np.array_equal(arrays[key].numpy(), sent[key].numpy())]
+    assert moved
+    assert set(moved) <= {key for key, value in network.named_parameters(remove_duplicate=False) if value.requires_grad}
+    assert fingerprint(constants(network)) == before
 
 
 @pytest.mark.slow
