@@ -18,6 +18,7 @@ from coterie.models.fixed import (
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
 from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise, is_tested
+from coterie.models.several_inputs import Part, with_inputs
 from coterie.models.spec import NetworkSpec
 from coterie.models.trainable import (
     CONSTANT,
@@ -45,6 +46,7 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "NetworkSpec",
+    "Part",
     "build",
     "build_gan",
     "call",
@@ -75,6 +77,7 @@ __all__ = [
     "set_trainable",
     "set_training",
     "trainable",
+    "with_inputs",
     "with_lora",
     "without_batch_norm",
 ]

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+_SEVERAL_INPUTS = (
+    "; an example is one array: for a network of several inputs, return coterie.models.with_inputs(network, ...)"
+)
+
+
 def check_network(name: Model, input_shape: Sequence[int], num_classes: int, kind: str) -> list[str]:
     """Build a network of a user, or with adapters, and try it on random examples.
 
@@ -284,9 +289,10 @@ def _outputs(name: Model, network: nn.Module, x: Rows, num_classes: int, finite:
         with torch.no_grad():
             outputs = network(torch.tensor(x))
     except Exception as error:  # a user's code
+        several = isinstance(error, TypeError) and "required positional argument" in str(error)
         raise ModelError(
             f"model '{name}' fails on examples of shape {_sizes(x.shape[1:])}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(error).split())}{_SEVERAL_INPUTS if several else ''}"
         ) from error
     wanted: Shape = (len(x), num_classes) if num_classes else (len(x),)
     actual_shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

@@ -25,6 +25,7 @@ from coterie.guard import Guard
 from coterie.inference import InferenceError, load
 from coterie.models import (
     ModelError,
+    Part,
     build,
     call,
     check_network,
@@ -34,6 +35,7 @@ from coterie.models import (
     initialise,
     set_training,
     trainable,
+    with_inputs,
     with_lora,
     without_batch_norm,
 )
@@ -155,6 +157,28 @@ class TwoInputs(nn.Module):
         return self.out(*both) if isinstance(self.out, nn.Bilinear) else self.out(torch.cat(both, 1))
 
 
+class Fused(nn.Module):
+    """Takes images and a category, as two tensors, by name, or nested in one argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.kind = nn.Conv2d(1, 4, 2), nn.Embedding(4, 3)
+        self.numbers, self.out = nn.Linear(1, 2), nn.Linear(9, CLASSES)
+
+    def forward(self, image, kind, rest=None):
+        parts = [relu(self.conv(image)).flatten(1), self.kind(kind)]
+        rest = image.new_zeros(len(kind), 1) if rest is None else rest["more"][0]
+        return self.out(torch.cat([*parts, self.numbers(rest)], 1))
+
+
+class OfDict(Fused):
+    def forward(self, inputs):
+        return super().forward(**inputs)
+
+
+IMAGE, KIND = Part((1, 2, 2)), Part(categories=4)
+
+
 class Contrastive(nn.Module):
     """CLIP's logit scale, a 0-d parameter."""
 
@@ -246,6 +270,17 @@ NETWORKS = {
     "tables": (Tables, VECTORS, WORKS),
     "two-inputs": (lambda: TwoInputs(False), VECTORS, WORKS),
     "bilinear": (lambda: TwoInputs(True), VECTORS, WORKS),
+    "several-inputs": (lambda: with_inputs(Fused(), IMAGE, KIND, {"more": [Part((1,))]}), VECTORS, WORKS),
+    "named-inputs": (
+        lambda: with_inputs(Fused(), kind=KIND, image=IMAGE, rest={"more": (Part((1,)),)}),
+        VECTORS,
+        WORKS,
+    ),
+    "dict-input": (
+        lambda: with_inputs(OfDict(), {"image": IMAGE, "rest": {"more": [Part((1,))]}, "kind": KIND}),
+        VECTORS,
+        WORKS,
+    ),
     "len-of-batch": (LenOfBatch, VECTORS, WORKS),
     "logit-scale": (Contrastive, VECTORS, WORKS),
     "bfloat16": (lambda: Half(torch.bfloat16), VECTORS, "'body.weight' of Half is bfloat16"),
