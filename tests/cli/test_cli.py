@@ -229,13 +229,13 @@ def kill_after(process, path, number):
 
 
 def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
-    rounds = 40
-    words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=10, reseed_every=1)
+    rounds = 16
+    words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=4, reseed_every=1)
     command = [sys.executable, "-m", "coterie.cli", "run", *words, "--out", "run"]
     folder, ledger = tmp_path / "run", tmp_path / "run" / "ledger.jsonl"
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-        kill_after(process, folder / "metrics.jsonl", random.Random(20240607).randrange(1, 30))
+        kill_after(process, folder / "metrics.jsonl", random.Random(20240607).randrange(1, 12))
     before = ledger.read_text()
     before = before[: before.rfind("\n") + 1]  # a torn last line paid for nothing
     assert before

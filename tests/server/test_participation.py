@@ -55,6 +55,13 @@ def test_fewer_clients_than_are_timed(clock):
     assert [clients for clients, *_ in clock] == [1, 3, 3]
 
 
+@pytest.fixture
+def one_rate(monkeypatch):
+    """Half of the clients in a round, and all of them: the noise of every rate is searched for."""
+    monkeypatch.setattr(participation, "_RATES", (0.5,))
+
+
+@pytest.mark.usefixtures("one_rate")
 def test_seconds_of_a_round_are_those_of_its_messages():
     ways = participations(config(), 0.25)
     assert [way.seconds for way in ways] == [0.25 * way.messages for way in ways]
@@ -73,6 +80,7 @@ def test_true_seconds_are_above_0():
     assert 0 < seconds_of_client(config(strategy="fedcam")) < 1
 
 
+@pytest.mark.usefixtures("one_rate")
 def test_the_command_states_them(coterie, tmp_path):
     words = ["privacy", "noise", "--compare"]
     words += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
