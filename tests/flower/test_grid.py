@@ -14,7 +14,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -112,9 +112,9 @@ def test_what_fails_is_tried_again_with_the_same_messages(slept):
 class Served:
     """Flower's SuperLink with a run and some nodes, and its grid; ``dies_after`` pushed objects it loses an answer."""
 
-    def __init__(self, path, monkeypatch, nodes, dies_after=0):
-        self.objects = ObjectStoreFactory(str(path / "superlink.db"))
-        self.state = LinkStateFactory(str(path / "superlink.db"), NoOpFederationManager(), self.objects).state()
+    def __init__(self, monkeypatch, nodes, dies_after=0):
+        self.objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+        self.state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), self.objects).state()
         self.nodes = [self.state.create_node("owner", "owner", b"key %d" % i, 30.0) for i in range(nodes)]
         for node in self.nodes:
             self.state.activate_node(node, 30.0)
@@ -192,14 +192,10 @@ def unreadable(objects):
 
 
 @pytest.fixture
-def served(slept, tmp_path, monkeypatch):
-    return lambda nodes, dies_after=0: Served(tmp_path, monkeypatch, nodes, dies_after)
+def served(slept, monkeypatch):
+    return lambda nodes, dies_after=0: Served(monkeypatch, nodes, dies_after)
 
 
-no_path_separator = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower, alembic
-
-
-@no_path_separator
 @pytest.mark.parametrize("dies_after", [1, 3, 6])
 def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(served, dies_after):
     """The SuperLink stores an object and dies before it says so; Flower's client asks again and is refused."""
@@ -215,7 +211,6 @@ def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(served, 
     assert all(link.state.get_object(link.run, part.object_id) for part in iterate_object_tree(tree))
 
 
-@no_path_separator
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog):
     link = served(3)
@@ -235,7 +230,6 @@ def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog)
     assert grid.pull_messages([]) == []
 
 
-@no_path_separator
 @pytest.mark.parametrize("stalled", [0, 2])
 def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stalled):
     """Flower waits up to three minutes for its objects."""
@@ -253,7 +247,6 @@ def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stal
     assert [reply.content["n"]["n"] for reply in replies] == [stalled]
 
 
-@no_path_separator
 def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
     """A node writes into its reply that it comes from another node, as the reply to that node's message."""
     link = served(2)
@@ -276,10 +269,9 @@ def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}
 
 
-@no_path_separator
-def test_a_serverapp_sees_the_keys_of_nodes_and_when_they_were_registered(tmp_path, monkeypatch):
+def test_a_serverapp_sees_the_keys_of_nodes_and_when_they_were_registered(monkeypatch):
     """Rosters, and the order of nodes without one, depend on it."""
-    served = Served(tmp_path, monkeypatch, nodes=3)
+    served = Served(monkeypatch, nodes=3)
     nodes = {node.node_id: node for node in with_retries(served.grid()).get_nodes()}
     assert {node: info.public_key for node, info in nodes.items()} == {
         node: b"key %d" % i for i, node in enumerate(served.nodes)

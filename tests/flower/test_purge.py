@@ -1,9 +1,12 @@
 """`coterie purge`, on databases that Flower's own SuperLink state writes."""
 
 import contextlib
+import functools
 import os
 import shutil
 import sqlite3
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +30,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWar
 SECRET = b"an update of a client, in the clear"
 
 
+@functools.cache
+def empty_database():
+    """Flower's tables, whose migrations take longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "superlink.db")
+        close(state_in(path))
+        return path.read_bytes()
+
+
 def linkstate(path):
+    if not path.exists():
+        path.write_bytes(empty_database())
+    return state_in(path)
+
+
+def state_in(path):
     objects = ObjectStoreFactory(str(path))
     return LinkStateFactory(str(path), NoOpFederationManager(), objects).state()
 
