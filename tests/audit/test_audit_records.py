@@ -69,7 +69,7 @@ def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
 
 
 def test_the_client_app_holds():
-    uncharged, replies = audit_client_app(100)
+    uncharged, replies = audit_client_app(50)
     assert not uncharged.failed
     assert not replies.failed
     assert replies.claim == 2.0  # four answers at noise 1, all of which the ledgers charge

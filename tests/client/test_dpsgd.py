@@ -418,6 +418,7 @@ for ghost in (True, False):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a program is known on Linux alone")
+@pytest.mark.slow
 def test_a_full_batch_is_bounded_in_memory():
     # 6000 records of 11,350 gradients, at once, would be 270 MB in float32, twice that in float64, and activations
     # several times as much. A tenth of the 60,000 has the same peak: chunks do not grow.

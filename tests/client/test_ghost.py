@@ -210,7 +210,9 @@ def example(name, size, seed=1):
     return model, torch.randn(size, *shape) if len(shape) > 1 else torch.randint(9, (size, *shape))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18-gn" else name for name in WHOLE]
+)
 def test_whole_networks_are_equal_to_opacus(name, monkeypatch):
     size = 3 if name == "resnet18-gn" else 8
     model, x = example(name, size)

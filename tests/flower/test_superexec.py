@@ -364,6 +364,7 @@ executor.close()
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", [*GLOBAL, "own of numpy", "own of torch"])
 def test_no_two_messages_draw_the_same(draws, generator):
     every = [*draws["importing"], *draws["forked"], draws["next"]]
@@ -371,6 +372,7 @@ def test_no_two_messages_draw_the_same(draws, generator):
     assert len({each["message"][generator] for each in every}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", GLOBAL)
 def test_no_two_imports_of_an_app_draw_the_same(draws, generator):
     every = [*draws["importing"], draws["forked"][0], draws["next"]]

@@ -114,7 +114,9 @@ def test_opacus_accepts_it(name):
     assert ModuleValidator.validate(build(name, *example(name)), strict=False) == []
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18-gn" else name for name in sorted(MODELS)]
+)
 def test_per_example_gradients_by_vmap_are_those_of_a_loop(name):
     shape, classes = example(name, (1, 12, 12), 4)
     torch.manual_seed(0)

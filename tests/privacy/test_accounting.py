@@ -186,7 +186,7 @@ def test_the_rounding_of_very_many_rounds_never_makes_them_cheaper(rounds, delta
     [
         (1.0, 1e4, 100_000, 0.9e-11),  # a Fourier transform may lose 1e-16 of the mass of every event
         (0.00033, 4.0, 10_000, 1.13e-18),
-        (1e-6, 1e4, 10_000_000, 1e-9),  # losses below the finest grid
+        pytest.param(1e-6, 1e4, 10_000_000, 1e-9, marks=pytest.mark.slow),  # losses below the finest grid
         (0.01, 1.0, 10_000, 1e-12),
         (0.1, 0.7, 100, 1e-30),
         (0.5, 3.0, 1, 1e-17),
