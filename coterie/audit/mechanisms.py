@@ -17,6 +17,7 @@ Two measurements need no such statistics. The difference of two releases with th
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from coterie.audit.findings import Finding, FloatArray, dominance_test, variance_test
 from coterie.audit.streams import audit_streams
 from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
+from coterie.privacy.contributions import Contributions
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.releases import MechanismOutput
 
@@ -240,7 +242,8 @@ def _measure_shift(attack: CoupledAttack, streams: Streams) -> Finding:
         updates = list(_updates(attack.plan.clip_norm))
         if attack.others > 1:  # rounding depends on the direction, not on the norm
             updates = updates[:_DIRECTIONS]
-        shift = float(np.max([_shift(attack, update, streams) for update in updates]))
+        others = _others(attack)
+        shift = float(np.max([_shift(attack, others, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
     return Finding(attack.plan.mechanism, attack.name, "mu", mu, shift, (), violated)
 
@@ -256,14 +259,20 @@ def _updates(clip_norm: float) -> Iterator[FloatArray]:
     yield np.array([np.inf, 0.0, -np.inf, 0.0])
 
 
-def _shift(attack: CoupledAttack, update: FloatArray, streams: Streams) -> float:
+def _others(attack: CoupledAttack) -> Contributions:
+    """Return the contributions of all but the client that is different."""
+    contributions = attack.plan.contributions(_SIZE, shared=attack.shared)
+    for slot in range(1, 1 + attack.others):
+        contributions.add(slot, 0, 0, np.ones(_SIZE))
+    return contributions
+
+
+def _shift(attack: CoupledAttack, others: Contributions, update: FloatArray, streams: Streams) -> float:
     """Return the distance of two releases, charged and drawn as in a run, in standard deviations of the noise."""
     plan, first, second = attack.plan, -update if attack.replaced else None, update
     released = []
     for update_of_slot in (first, second):
-        contributions = plan.contributions(_SIZE, shared=attack.shared)
-        for slot in range(1, 1 + attack.others):
-            contributions.add(slot, 0, 0, np.ones(_SIZE))
+        contributions = copy.deepcopy(others, {id(plan): plan})
         if update_of_slot is not None:
             contributions.add(0, 0, 0, update_of_slot)
         permit = Ledger(plan.delta).charge_round(attack.number, plan.event())
