@@ -102,6 +102,14 @@ def pytest_collection(session):
         gc.enable()
 
 
+#: Files of slow tests of minutes: they begin first, so that no worker is left with one of them at the end.
+_LONGEST = ("test_first_hour.py", "test_without_docker.py", "test_flwr_run.py", "test_guard.py", "test_fuzz_superlink.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
 #: CPU seconds that a test of `make test` may take in its own process, on a processor half as fast as usual.
 _CPU_SECONDS = 20.0
 
