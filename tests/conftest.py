@@ -103,7 +103,7 @@ def pytest_collection(session):
 
 
 #: Files of slow tests of minutes: they begin first, so that no worker is left with one of them at the end.
-_LONGEST = ("test_first_hour.py", "test_without_docker.py", "test_flwr_run.py", "test_guard.py", "test_fuzz_superlink.py")
+_LONGEST = ("test_first_hour.py", "test_without_docker.py", "test_flwr_run.py", "test_guard.py")
 
 
 def pytest_collection_modifyitems(items):
