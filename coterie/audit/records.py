@@ -18,7 +18,7 @@ from torch import nn
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
-from coterie.datasets import Shard, TestSet
+from coterie.datasets import Shard, TestSet, Units
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
 from coterie.wire.messages import Layout
 
@@ -34,7 +34,9 @@ _MODES: dict[str, Any] = {
     "batched clients": {"batched": True},
     "sequential clients": {"batched": False},
     "sequential clients by Opacus": {"batched": False, "ghost": False},
+    "units of several records": {"batched": True},
 }
+_UNITS = "units of several records"
 
 
 def audit_records(streams: Streams, replies: int, attacks: str = "") -> list[Finding]:
@@ -82,12 +84,13 @@ def _network() -> tuple[nn.Sequential, Layout, Vectors]:
     return network, layout, layout.flatten(dict(zip(layout.names, (first, second), strict=True)))[None]
 
 
-def _shard(victim: bool) -> Shard:
-    x, y = np.tile(np.array([[1, 0]], np.float32), (_RECORDS, 1)), np.zeros(_RECORDS, np.int64)
-    if victim:
-        x[-1], y[-1] = (0, 1), 1
-    x, y = (x, y) if victim else (x[:-1], y[:-1])
-    return Shard(0, 0, x, y, TestSet(x, y))
+def _shard(victim: bool, units: bool = False) -> Shard:
+    """Return the records; the victim is one of them, or a unit that has three, such as a patient."""
+    others, times = _RECORDS - 1, (3 if units else 1) * victim
+    x = np.array([[1, 0]] * others + [[0, 1]] * times, np.float32)
+    y = np.array([0] * others + [1] * times, np.int64)
+    of_record = np.minimum(np.arange(len(y)), others)
+    return Shard(0, 0, x, y, TestSet(x, y), Units(of_record, most=4) if units else None)
 
 
 def _settings(plan: RecordPlan) -> DPSGD:
@@ -118,7 +121,7 @@ def _updates(
         one record.
     """
     network, layout, start = _network()
-    starts, shards = np.repeat(start, count, axis=0), [_shard(victim)] * count
+    starts, shards = np.repeat(start, count, axis=0), [_shard(victim, mode == _UNITS)] * count
     below = np.zeros(count)
     moved = train_privately(
         network,

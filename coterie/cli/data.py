@@ -14,6 +14,7 @@ from coterie.cli.console import JsonFlag, console_for, group, print_json
 
 if TYPE_CHECKING:
     from coterie.datasets import Finding, LeftOut, Table, TableSchema
+    from coterie.datasets.schema import UnitColumn
 
 app = group("Check private records, and draft schemas of tables.")
 _PRIVATE = "this report is for the owner of the records alone"
@@ -58,7 +59,7 @@ def _check_by_shape(path: Path, input_shape: str | None, num_classes: int | None
 def _check_by_schema(file: Path, schema: Path, as_json: bool) -> None:
     """Check a table, or the tables of a folder."""
     from coterie.datasets import SchemaError, TableSchema, read_table
-    from coterie.datasets.tables import unscaled
+    from coterie.datasets.tables import repeated_names, unscaled
 
     try:
         loaded = TableSchema.load(schema)
@@ -70,6 +71,7 @@ def _check_by_schema(file: Path, schema: Path, as_json: bool) -> None:
     left_out = _left_out(file, tables)
     warnings = loaded.warnings()
     warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
+    warnings += filter(None, (repeated_names(path, loaded) for path in tables))
     warnings += filter(None, [_unequal_losses(tables, loaded, left_out)])
     if as_json:
         reports = {str(path): _report(table, loaded) for path, table in tables.items()}
@@ -149,6 +151,10 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOu
             lines.append("  classes: " + ", ".join(f"{name} {count:,}" for name, count in report["classes"].items()))
         missing = ", ".join(f"{name} {count:,}" for name, count in report["missing"].items())
         lines.append(f"  missing: {missing or 'none'}")
+        if units := report.get("units"):
+            named = f"{units['number']:,} values of {units['column']!r}, {units['held-out']:,} of them held out"
+            unused = f"; a step uses no more than {units['most']} records of each" * (units["largest"] > units["most"])
+            lines.append(f"  units: {named}, with up to {units['largest']:,} records{unused}")
         for finding in table.findings:
             lines.append(f"  {'note' if finding.expected else 'error'}: {finding}")
     lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit != "record"]
@@ -161,12 +167,26 @@ def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
 
     counts = np.bincount(table.y.astype(int), minlength=schema.num_classes).tolist() if schema.num_classes else []
     return {
+        **({"units": _units(table, schema.unit)} if schema.unit else {}),
         "records": table.records,
         "usable": len(table.y),
         "classes": dict(zip(schema.class_names, counts, strict=True)),
         "missing": table.missing,
         "errors": [_entry(finding) for finding in table.findings if not finding.expected],
         "notes": [_entry(finding) for finding in table.findings if finding.expected],
+    }
+
+
+def _units(table: Table, unit: UnitColumn) -> dict[str, Any]:
+    from coterie.datasets.units import is_held_out_unit
+
+    sizes = Counter(() if table.units is None else table.units.tolist())
+    return {
+        "column": unit.name,
+        "number": len(sizes),
+        "held-out": sum(map(is_held_out_unit, sizes)),
+        "largest": max(sizes.values(), default=0),
+        "most": unit.most,
     }
 
 

@@ -42,7 +42,9 @@ def evaluate(
     patient: Annotated[
         str | None,
         typer.Option(
-            "--unit", metavar="COLUMN", help="Column that names the patient of a record: intervals draw patients."
+            "--unit",
+            metavar="COLUMN",
+            help="Column that names the patient of a record: intervals draw patients; default: that of the schema.",
         ),
     ] = None,
     schema: Schema = None,
@@ -59,7 +61,8 @@ def evaluate(
     from coterie.performance import intervals
 
     models = load(run, site=site, trust_code=trust_code)
-    records = models.read(file, schema, ids=patient, held_out=held_out)
+    unit = models.schema.unit if models.schema else None
+    records = models.read(file, schema, ids=patient or (unit.name if unit else None), held_out=held_out)
     chosen = choose_cluster(models, records, site, cluster)
     measure = models.evaluation(records, chosen, positive=positive, threshold=threshold)
     console = console_for(as_json)

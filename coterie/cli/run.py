@@ -211,16 +211,18 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began:
 def _headline(folder: Any) -> str:
     config, plan = folder.config, folder.plan
     mechanism = "" if plan.mechanism == "joint" else f" by {plan.mechanism}"
+    protected = f"all records of a {config.units!r}" if config.units and plan.unit == "record" else f"every {plan.unit}"
     privacy_text = (
-        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every {plan.unit}{mechanism}, noise {plan.noise_multiplier:.3f}"
+        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for {protected}{mechanism}, noise {plan.noise_multiplier:.3f}"
         if plan.private
         else "no privacy"
     )
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
-    trained = "clusters" if config.method.produces == "labels" else "models"
+    clusters = config.run.clusters or "unknown number of"
+    trained = ("cluster" if config.method.produces == "labels" else "model") + "s" * (clusters != 1)
     return (
         f"[bold]{config.run.strategy}[/] on [bold]{config.data.dataset}[/]: {plan.clients} clients, "
-        f"{config.run.clusters or 'unknown number of'} {trained}, "
+        f"{clusters} {trained}, "
         f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 

@@ -17,6 +17,9 @@ The reference takes per-record gradients of a network from Opacus; of networks t
 materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
 after the other. On a GPU, all clients train at once, with materialised gradients for networks of other layers.
 
+If records belong to units, such as patients, B draws units, and loss_i is the mean loss of unit i over at most
+``units.most`` of its records: clip bounds what a patient changes. N and b count units.
+
 ε assumes real numbers. Norms and sums are float64, so that one record changes a sum by at most c. Gradients of a record
 are float32, and their last bits may depend on the other records of the physical batch.
 """
@@ -27,7 +30,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -64,7 +67,9 @@ _MAX_RECORDS = 256
 _MAX_NUMBERS = 2**19
 
 
-def check_supported(model: nn.Module, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
+def check_supported(
+    model: nn.Module, input_shape: Sequence[int], num_classes: int, kind: str, units: bool = False
+) -> None:
     """Check on random records that a network supports DP-SGD.
 
     Args:
@@ -72,14 +77,17 @@ def check_supported(model: nn.Module, input_shape: Sequence[int], num_classes: i
         input_shape: shape of an example, after the features.
         num_classes: 0 for real targets.
         kind: "images", "vectors" or "tokens".
+        units: whether records belong to units.
 
     Raises:
-        ModelError: its per-record gradients are not supported.
+        ModelError: its gradients per record, or per unit, are not supported.
     """
     x = torch.int64 if kind == "tokens" else torch.float32
     y = torch.int64 if num_classes else torch.float32
     examples = Examples(tuple(input_shape), x, y, "cpu")
-    if _together(model, examples) is None:
+    if units:
+        _by_unit(model, examples)
+    elif _together(model, examples) is None:
         _clipper(model, examples, example_loss, ghost=True)
 
 
@@ -215,8 +223,10 @@ def train_privately(
         ModelError: per-record gradients of the network are not supported.
     """
     examples = Examples.of(shards[0].x, shards[0].y, settings[0].device)
-    together = _together(model, examples) if batched else None
-    clipping = together or _clipper(model, examples, example_loss, ghost)
+    units = shards[0].units is not None
+    together = _together(model, examples) if batched and not units else None
+    clipping = together or (_by_unit(model, examples) if units else _clipper(model, examples, example_loss, ghost))
+    shards = [*map(_of_units, shards)] if units else shards
     at_once = len(shards) if together else 1
     updates, counts = np.empty_like(start), np.empty(len(shards))
     with products("float32", examples.device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
@@ -384,20 +394,83 @@ class _OneByOne(Clipper):
         self._network, self.named, self._loss = network, trainable(network), loss
         self.numbers = 3 * num_parameters(network)
 
+    def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of one record."""
+        return self._loss(call(self._network, values, x[None]), y[None]).sum()
+
     def gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """Return the (m, *shape) gradients of every parameter."""
-
-        def total(values: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-            return self._loss(call(self._network, values, record[None]), target[None]).sum()
-
         values = {name: value.detach() for name, value in self.named.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # expected of layers that Opacus lacks
-            found = vmap(grad(total), in_dims=(None, 0, 0))(values, x, y)
+            found = vmap(grad(self.loss), in_dims=(None, 0, 0))(values, x, y)
         return [found[name] for name in self.named]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         return _clipped_sum(self.gradients(x, y), clip_norm)
+
+
+class _UnitByUnit(_OneByOne):
+    """Materialises the gradient of each unit, whose records are a batch: x is (m, r, *shape), y is (m, r)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network, _loss_of_unit)
+
+    def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of one unit."""
+        return _loss_of_unit(call(self._network, values, x), y)
+
+
+def _loss_of_unit(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss over the records of one unit, without the missing ones of :func:`_of_units`."""
+    there = targets.isfinite() if targets.is_floating_point() else targets >= 0
+    losses = example_loss(outputs, targets.where(there, 0))
+    return losses.where(there, 0).sum() / there.sum().clamp(min=1)
+
+
+@lru_cache(maxsize=64)
+def _of_units(shard: Shard) -> Shard:
+    """Return (U, r, *shape) examples and (U, r) targets of the units.
+
+    A missing record is zero, with target -1 or NaN: another unit's record in its place could make a gradient NaN.
+    """
+    assert shard.units is not None
+    rows = shard.units.rows
+    there = rows >= 0
+    x = np.zeros((*rows.shape, *shard.x.shape[1:]), shard.x.dtype)
+    y = np.full(rows.shape, np.nan if np.issubdtype(shard.y.dtype, np.floating) else -1, shard.y.dtype)
+    x[there], y[there] = shard.x[rows[there]], shard.y[rows[there]]
+    return replace(shard, x=x, y=y, units=None)
+
+
+@lru_cache(maxsize=4)
+def _by_unit(model: nn.Module, examples: Examples) -> _UnitByUnit:
+    """Return how gradients of units are taken, after a comparison with autograd on two random units.
+
+    Raises:
+        ModelError: the network does not support it.
+    """
+    _check_types(model)
+    probe = _Probe.of(model, examples)
+    probe.wanted(example_loss)  # constants do not change
+    clipping = _UnitByUnit(probe.network)
+    x, y = torch.stack([probe.x, probe.x.flip(0)]), torch.stack([probe.y, probe.y])
+    y[1, 1] = torch.nan if y.is_floating_point() else -1
+    parameters = list(clipping.named.values())
+    try:
+        found = clipping.gradients(x, y)
+        wanted = [
+            torch.autograd.grad(_loss_of_unit(probe.network(x[i]), y[i]), parameters, materialize_grads=True)
+            for i in range(2)
+        ]
+    except Exception as error:  # a user's code
+        raise ModelError(
+            f"DP-SGD: the gradients of {type(model).__name__} cannot be taken unit by unit: "
+            f"{' '.join(str(error).split())[:300]}. Build it without dropout and of layers that torch.func supports"
+        ) from error
+    if name := _differing(clipping.named, found, [torch.stack(pair) for pair in zip(*wanted, strict=True)]):
+        raise ModelError(f"DP-SGD: '{name}' of {type(model).__name__} has another gradient unit by unit than alone")
+    return clipping
 
 
 @lru_cache(maxsize=4)
@@ -431,6 +504,12 @@ def _one_by_one(model: nn.Module, examples: Examples, loss: Loss) -> _OneByOne |
 
 def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
     """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
+    _check_types(model)
+    clipping = _ghost(model, examples, loss) if ghost else None
+    return clipping or _one_by_one(model, examples, loss) or _Opacus(*_wrapped(model, examples, loss), loss)
+
+
+def _check_types(model: nn.Module) -> None:
     for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
         if value.dtype in (torch.float16, torch.bfloat16):
             raise ModelError(
@@ -438,8 +517,6 @@ def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> C
                 "rounding a record may move the gradients of others: build the network in float32, or use "
                 "privacy-unit = client"
             )
-    clipping = _ghost(model, examples, loss) if ghost else None
-    return clipping or _one_by_one(model, examples, loss) or _Opacus(*_wrapped(model, examples, loss), loss)
 
 
 @dataclass(frozen=True)

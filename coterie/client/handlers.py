@@ -79,7 +79,7 @@ def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
     if cohort.plans:
         check_whole(cohort)  # first: a network that cannot be built or trained fails before the charge
         data = cohort.federation
-        check_supported(cohort.network, data.input_shape, data.num_classes, data.kind)
+        check_supported(cohort.network, data.input_shape, data.num_classes, data.kind, data.has_units)
         return charged(cohort, _train_privately)
     return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
 

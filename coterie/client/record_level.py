@@ -21,7 +21,7 @@ from coterie.client.scores import example_losses
 from coterie.client.state import ClientError
 from coterie.privacy import PrivacyError, Streams, noisy_argmin, noisy_losses
 from coterie.wire import RequestError
-from coterie.wire.messages import LOSSES
+from coterie.wire.messages import LOSSES, TRAIN
 
 #: Keys of clients' random streams: round, client id and number of the charge, by client id.
 Keys: TypeAlias = dict[int, tuple[int, int, int]]
@@ -126,6 +126,11 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
             budget has a seed.
     """
     plan, choice = cohort.plan(client.client_id), cohort.train_request.choice
+    if cohort.request.message_type not in (TRAIN, LOSSES) and cohort.federation.has_units:
+        raise ClientError(
+            f"client {client.client_id} rejects the request: a method that clusters records protects single records, "
+            "not the units that the schema declares"
+        )
     if (cohort.request.message_type == LOSSES or choice) and cohort.config.loss_bound is None:
         raise ClientError(
             f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
@@ -151,6 +156,7 @@ def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:
 
 
 def _losses(cohort: Cohort, i: int) -> npt.NDArray[np.float64]:
-    """Return the (N, k) losses of all models on a client's records."""
+    """Return the (N, k) losses of all models on a client's records, or their means on its units."""
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
-    return example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+    return losses if shard.units is None else shard.units.means(losses)

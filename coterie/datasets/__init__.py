@@ -23,6 +23,7 @@ from coterie.datasets.table_encoder import Table
 from coterie.datasets.table_findings import Finding
 from coterie.datasets.tables import read_table
 from coterie.datasets.text import ALPHABET
+from coterie.datasets.units import Units
 
 __all__ = [
     "ALPHABET",
@@ -49,6 +50,7 @@ __all__ = [
     "Table",
     "TableSchema",
     "TestSet",
+    "Units",
     "assign_groups",
     "describe",
     "download",

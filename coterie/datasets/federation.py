@@ -15,6 +15,7 @@ from coterie.datasets.partition import Partition, parse_groups
 from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split, divided
+from coterie.datasets.units import Units
 
 Transform = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
@@ -39,6 +40,7 @@ class Shard:
         x: features of images float32 (n, *input_shape), tokens int64 (n, L), or vectors float32 (n, F).
         y: labels int64 (n,), or real targets float32 (n,).
         test: test data of the group or of the client; `x` and `y` themselves if nothing is held out.
+        units: of the training records; None: each record is its own.
     """
 
     client_id: int
@@ -46,6 +48,7 @@ class Shard:
     x: Examples
     y: Targets
     test: TestSet
+    units: Units | None = None
 
 
 class Federation:
@@ -58,7 +61,10 @@ class Federation:
         num_classes: number of classes; 0 for real targets.
         kind: "images", "tokens" or "vectors".
         input_shape: shape of one example after the transform.
+        has_units: whether records belong to units, such as patients; never here.
     """
+
+    has_units = False
 
     def __init__(
         self,

@@ -40,9 +40,17 @@ from coterie.datasets.schema import TYPICAL, TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import column_texts, columns_text, parse_columns, read_table, table_columns, unscaled
+from coterie.datasets.tables import (
+    column_texts,
+    columns_text,
+    parse_columns,
+    read_table,
+    rows_held_out,
+    table_columns,
+    unscaled,
+)
 from coterie.datasets.user_files import find, is_table, read
-from coterie.datasets.user_records import SUFFIXES, Shape, is_held_out, shortened, sizes_text
+from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -226,6 +234,7 @@ class OwnFederation:
     Attributes:
         clients: number of clients.
         num_groups, group_of, num_classes, kind, input_shape: as in a `Federation`.
+        has_units: whether the schema names the unit of each record, such as its patient.
 
     Args:
         paths: data path of each client, by id.
@@ -253,6 +262,8 @@ class OwnFederation:
         probe = np.zeros((1, *known.shape), np.float32)
         self.input_shape: Shape = (probe if transform is None else transform(probe)).shape[1:]
         self._deployed = deployed or {}
+        schemas = [known.schema, *(declared.schema for declared in self._deployed.values() if declared)]
+        self.has_units = any(schema is not None and schema.unit is not None for schema in schemas)
         self._shards: dict[int, Shard] = {}
         self._warned, self._empty = False, 0
 
@@ -352,9 +363,9 @@ def own_shard(
 ) -> Shard:
     """Return the local data of a client, scaled as in a `Federation`; read once per process.
 
-    Without test data, a fifth of the records is held out: those whose values have a SHA-256 divisible by five. If the
-    position of a record or chance decided, removing one record would move others between training and test. If no
-    record is held out, the training data are also the test data.
+    Without test data, a fifth of the records is held out: those whose unit, or else whose values, have a SHA-256
+    that is divisible by five. If the position of a record or chance decided, removing one record would move others
+    between training and test. If no record is held out, the training data are also the test data.
 
     Args:
         path: see the module.
@@ -388,7 +399,7 @@ def own_shard(
         seed=0,
         transform=transform,
     )
-    return replace(alone.shard(0), client_id=client_id)
+    return replace(alone.shard(0), client_id=client_id, units=train.units)
 
 
 def _log_losses(client_id: int, parts: Parts) -> None:
@@ -494,7 +505,7 @@ def _table_records(path: str | Path, data_facts: Facts, ids: str | None, held_ou
     if not len(table.x):
         raise DataError(f"{path}: no usable records")
     if held_out:
-        kept = np.fromiter(map(is_held_out, table.x, table.y.astype(np.float32)), bool, len(table.y))
+        kept = rows_held_out(replace(table, y=table.y.astype(np.float32).astype(np.float64)))
         _need_held_out(path, bool(kept.any()))
         table = replace(table, x=table.x[kept], y=table.y[kept], index=table.index[kept])
     y = table.y.astype(np.int64 if schema.num_classes else np.float32)

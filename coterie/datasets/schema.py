@@ -22,8 +22,12 @@ A schema is a TOML file (docs/tables.md):
     values = ["no", "yes"]
     unknown = "drop"
 
+    [unit]                                   # optional: a patient may have several records
+    column = "patient"
+    records = 16                             # that a step of training uses, at most
+
 Nothing in it is computed from private records: a record is encoded from its own cells and these constants alone, as
-record-level privacy requires. `label`, `target` and `columns` form the contract that all sites of a run share.
+record-level privacy requires. `label`, `target`, `unit` and `columns` form the contract that all sites of a run share.
 `ignore` and `file` describe the file of one site, and may differ.
 """
 
@@ -47,6 +51,8 @@ from coterie.files import FileError, read_text
 
 #: Characters of a schema, and its numbers of columns and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
+#: Records of a unit in a step of training.
+MAX_UNIT_RECORDS = 1000
 #: Largest scaled value that is not called unscaled.
 LARGEST = 30.0
 #: Absolute value that features of scaled records hardly exceed.
@@ -161,6 +167,19 @@ class Column:
 
 
 @dataclass(frozen=True)
+class UnitColumn:
+    """The column that names the unit of each record, all of whose records privacy protects together.
+
+    Attributes:
+        name: in the first line of the file.
+        most: largest number of records of a unit that a step of training uses.
+    """
+
+    name: str
+    most: int = 16
+
+
+@dataclass(frozen=True)
 class TableSchema:
     """A validated schema; see the module.
 
@@ -170,6 +189,7 @@ class TableSchema:
         columns: columns of the features, in the order of the features.
         ignore: other columns that a file may have; None: any.
         file: how the file is written.
+        unit: column that names the patient, or another unit, of each record; None: each record is its own.
     """
 
     label: Column
@@ -177,6 +197,7 @@ class TableSchema:
     columns: tuple[Column, ...]
     ignore: tuple[str, ...] | None = ()
     file: FileFormat = FileFormat()
+    unit: UnitColumn | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> TableSchema:
@@ -224,7 +245,8 @@ class TableSchema:
         else:
             entry |= {key: label[key] for key in ("mean", "scale", "range", "censored", "unit") if key in label}
         named = "label" if self.num_classes else "target"
-        return {"version": _VERSION, named: entry, "columns": [column.to_dict() for column in self.columns]}
+        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
+        return {"version": _VERSION, named: entry, **unit, "columns": [column.to_dict() for column in self.columns]}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -382,10 +404,19 @@ def _schema(table: _Table) -> TableSchema:
         listed = []
     columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
     ignore = None if table.get("ignore") == "others" else table.texts("ignore")
-    schema = TableSchema(label, names, columns, ignore, _file(table.table("file")))
+    unit = _unit_column(table.table("unit")) if "unit" in table else None
+    schema = TableSchema(label, names, columns, ignore, _file(table.table("file")), unit)
     table.finish()
     _check_names(schema, table)
     return schema
+
+
+def _unit_column(table: _Table) -> UnitColumn:
+    name, most = table.name("column"), table.get("records", UnitColumn.most)
+    if type(most) is not int or not 1 <= most <= MAX_UNIT_RECORDS:
+        table.error(f"records = {_shown(most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
+    table.finish()
+    return UnitColumn(name, most)
 
 
 def _title(number: int, column: Any) -> str:
@@ -395,9 +426,13 @@ def _title(number: int, column: Any) -> str:
 
 def _check_names(schema: TableSchema, table: _Table) -> None:
     seen: set[str] = set()
-    for name in filter(None, (schema.label.name, *(column.name for column in schema.columns), *(schema.ignore or ()))):
+    unit = schema.unit.name if schema.unit else ""
+    named = schema.label.name, unit, *(column.name for column in schema.columns), *(schema.ignore or ())
+    for name in filter(None, named):
         if name in seen:
-            table.error(f"column {_shown(name)} is named twice; each column is the label, a feature, or ignored")
+            table.error(
+                f"column {_shown(name)} is named twice; each column is the label, the unit, a feature, or ignored"
+            )
         seen.add(name)
     if schema.num_features > MAX_FEATURES:
         table.error(f"{schema.num_features:,} features; the limit is {MAX_FEATURES:,}")

@@ -36,6 +36,7 @@ class Table:
         records: number of records of the file, including those that were dropped.
         lost: number of dropped records by class name, of those whose class is known.
         beside: what is not read beside the records.
+        units: (n,) name of each record's unit, such as its patient; None: each record is its own.
     """
 
     x: npt.NDArray[np.float32]
@@ -47,6 +48,7 @@ class Table:
     records: int
     lost: dict[str, int] = field(default_factory=dict)
     beside: Sequence[Loss] = ()
+    units: npt.NDArray[np.str_] | None = None
 
     @property
     def errors(self) -> tuple[Finding, ...]:

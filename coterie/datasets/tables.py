@@ -26,7 +26,9 @@ from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_excel import excel_table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
+from coterie.datasets.table_findings import Finding
 from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parquet_table
+from coterie.datasets.units import Units, is_held_out_unit
 from coterie.datasets.user_records import (
     TABLE_SUFFIXES,
     Records,
@@ -44,6 +46,10 @@ BY_POSITION = "by-position"
 # Names of identifiers, and records that count up in an index: at least, and at most those that are compared.
 _IDENTIFIER = re.compile(r"(unnamed: \d+|index|level_\d+|(.*[ _.-])?(id|uuid|mrn|nr))", re.IGNORECASE)
 _RUN, _COUNTED = 10, 1000
+# Names of columns that may name persons, with several records each.
+_PERSON = re.compile(
+    r"(.*[ _.-])?(id|uuid|mrn|nr|patient|subject|person|participant|case)([ _.-]?(id|no|nr|number))?", re.IGNORECASE
+)
 # Names of the column of labels or real targets in a table without a schema.
 _TARGETS = ("label", "target")
 
@@ -84,9 +90,67 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
             if file.types[i].num_fields:
                 held = str(file.types[i])[:_LONGEST]
                 raise DataError(f"{path}: column {file.names[i]!r} holds {held}; expected numbers or texts")
-        return _encoded(path, schema, with_label, file, positions)
+        table = _encoded(path, schema, with_label, file, positions)
+        return table if schema.unit is None else _with_units(path, schema, schema.unit.name, table)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _with_units(path: Path, schema: TableSchema, column: str, table: Table) -> Table:
+    """Return a table with the unit of each record; a record without one is dropped."""
+    texts = column_texts(path, schema, column)
+    units = np.array([texts[i] for i in table.index.tolist()], dtype=str)
+    absent = np.isin(units, [*schema.file.missing_values, ""])
+    if not absent.any():
+        return replace(table, units=units)
+    finding = Finding(column, "no unit", "dropped", False, "the guarantee is for units: name one for every record")
+    for i in table.index[absent].tolist():
+        finding.add(i + 1, texts[i])
+    lost = Counter(table.lost)
+    if table.labelled and schema.num_classes:
+        classes = table.y[absent].astype(np.int64).tolist()
+        finding.by_class.update(schema.class_names[label] for label in classes)
+        lost += finding.by_class
+    kept = ~absent
+    return replace(
+        table,
+        x=table.x[kept],
+        y=table.y[kept],
+        index=table.index[kept],
+        units=units[kept],
+        findings=(*table.findings, finding),
+        lost=dict(lost),
+    )
+
+
+def repeated_names(path: str | Path, schema: TableSchema) -> str:
+    """Return a warning if a column that is not used seems to name patients with several records; otherwise empty.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = Path(path).expanduser()
+    if schema.unit is not None:
+        return ""
+    used = {schema.label.name, *(column.name for column in schema.columns)}
+    for name in _opened(path, schema.file, used).names:
+        if name in used or not _PERSON.fullmatch(name):
+            continue
+        most = Counter(filter(None, column_texts(path, schema, name).values())).most_common(1)
+        if most and most[0][1] > 1:
+            return (
+                f"{path}: column {name[:_LONGEST]!r} names up to {most[0][1]} records alike: if it names patients, "
+                "privacy protects one record, not a patient, and records of one patient are both trained and tested "
+                "on; declare it as [unit] (docs/tables.md)"
+            )
+    return ""
+
+
+def rows_held_out(table: Table) -> npt.NDArray[np.bool_]:
+    """Return which (n,) records are held out: by a hash of their unit, or else of their values."""
+    if table.units is not None:
+        return np.fromiter(map(is_held_out_unit, table.units.tolist()), bool, len(table.y))
+    return np.fromiter(map(is_held_out, table.x, table.y), bool, len(table.y))
 
 
 def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, str]:
@@ -134,7 +198,10 @@ def table_records(
     table = read_table(path, schema, labelled=need_targets or None)
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
-    return _records(path, table, f"{more}; `coterie data check` lists all", schema.num_classes > 0), None
+    records = _records(path, table, f"{more}; `coterie data check` lists all", schema.num_classes > 0)
+    units = None if table.units is None or schema.unit is None else Units.named(table.units, schema.unit.most)
+    warning = repeated_names(path, schema)
+    return replace(records, units=units, warnings=(warning,) if warning else ()), None
 
 
 def table_columns(path: Path) -> tuple[str, ...]:
@@ -257,13 +324,12 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
     problems = [f"{path}: {finding}{hint}" for finding in table.errors]
     if not table.records:
         problems.append(f"{path}: no records")
-    held_out = np.fromiter(map(is_held_out, table.x, table.y), bool, len(table.y))
     return Records(
         where=str(path),
         what=f"records of {table.x.shape[1]} numbers",
         x=table.x,
         y=table.y,
-        held_out=held_out,
+        held_out=rows_held_out(table),
         whole=whole,
         labelled=labelled,
         problems=tuple(problems),
@@ -360,7 +426,8 @@ def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence
     Raises:
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
-    expected_names = {*names, schema.label.name, *(schema.ignore or ()), ""}
+    unit = schema.unit.name if schema.unit else ""
+    expected_names = {*names, schema.label.name, *(schema.ignore or ()), unit, ""}
     header = file.names
     counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
     missing = [name for name in names if name not in positions]

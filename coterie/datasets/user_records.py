@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
+from coterie.datasets.units import Units
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -45,6 +46,7 @@ class Records:  # large: one field per fact about a file
         left_out: account of all that is left out or changed, with and without a rule.
         class_names: names of the classes; empty if they are numbers.
         warnings: features that look wrong, for the owner alone.
+        units: of the records; None: each record is its own.
     """
 
     where: str
@@ -60,6 +62,7 @@ class Records:  # large: one field per fact about a file
     left_out: LeftOut = field(default_factory=LeftOut)
     class_names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    units: Units | None = None
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""
@@ -164,7 +167,8 @@ class Records:  # large: one field per fact about a file
         )
 
     def _only(self, rows: npt.NDArray[np.bool_]) -> Records:
-        return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows])
+        units = None if self.units is None else self.units.only(rows)
+        return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows], units=units)
 
 
 def class_counts(y: npt.NDArray[np.float64], names: tuple[str, ...] = ()) -> dict[str, int]:

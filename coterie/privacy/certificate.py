@@ -21,6 +21,8 @@ from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import NO_EVENTS, Guarantee
 
+#: Entry of the public inputs: column of the tables that names the unit of a record.
+UNIT_COLUMN = "unit-column"
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",
     "other runs on the same clients: their epsilons add up",
@@ -77,7 +79,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "certified": not reasons,
         "reasons": reasons,
         "unit": plan.unit,
-        "adjacency": plan.adjacency,
+        "adjacency": _adjacency(plan, header),
         "mechanism": plan.mechanism,
         "epsilon_participation_visible": finite(max(visible_epsilon(profile.events, delta) for profile in profiles)),
         "epsilon": finite(cost),
@@ -102,6 +104,17 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         else [],
         "coterie": version("coterie"),
     }
+
+
+def _adjacency(plan: Guarantee, header: Mapping[str, Any]) -> str:
+    """Return what the guarantee protects; a record is a unit with all of its records if the tables have a column."""
+    column = header.get("public", {}).get(UNIT_COLUMN)
+    if plan.unit != "record" or column is None:
+        return plan.adjacency
+    return (
+        f"add/remove all records of one client that have one value in column {str(column)!r}, such as all of a "
+        "patient, at a fixed public number of such values"
+    )
 
 
 def visible_epsilon(events: Mapping[Event, int], delta: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from coterie.files import FileError, open_regular
+from coterie.privacy.certificate import UNIT_COLUMN
 from coterie.report import clustered_records as records
 from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
@@ -446,7 +447,9 @@ def _guarantee(run: Run) -> list[str]:
     elif math.isinf(guaranteed):
         paragraphs = ["The certificate gives no bound: ε = ∞."]
     else:
-        one = {"client": "one client with all of its data", "record": "one training record"}
+        column = (run.certificate.get("public_inputs") or {}).get(UNIT_COLUMN)
+        record = "one training record" if column is None else f"all training records with one value of {column!r}"
+        one = {"client": "one client with all of its data", "record": record}
         factor = formats.number(float(f"{math.exp(min(guaranteed, 700.0)):.2g}"))
         change = "removing or replacing" if run.certificate.get("sampler") == "fixed" else "removing"
         if run.certificate.get("mechanism") == "banded":

@@ -406,6 +406,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema, data.columns
         )
 
+    @property
+    def units(self) -> str | None:
+        """Column that names the unit of each record of the tables, such as its patient; None: there is none."""
+        schema = self.facts.schema
+        return schema.unit.name if schema and schema.unit else None
+
     @cached_property
     def constants(self) -> dict[str, Tensor]:
         """Frozen parameters and buffers of the network of a user, by name."""

@@ -11,7 +11,7 @@ from coterie import models as networks
 from coterie.fields import MAX_PLANS
 from coterie.plugins import source_hash
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
-from coterie.privacy.certificate import epsilon_observers
+from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
@@ -204,6 +204,11 @@ def check_records(config: RunConfig) -> None:
             f"sampling-rate = {config.sampling_rate}: at record level all clients participate in every "
             "round; set it to 1"
         )
+    if config.units and config.method.produces == "labels":
+        raise ConfigError(
+            f"the schema names a unit of several records (column {config.units!r}), but {config.method.name} clusters "
+            "single records: use another strategy, privacy-unit = none, or a schema without [unit]"
+        )
     if config.privacy.clipping == "adaptive" and config.method.produces == "labels":
         raise ConfigError(
             f"clipping = 'adaptive' requires several rounds: {config.method.name} has one; set clip-norm: c, the bound "
@@ -314,6 +319,7 @@ def about(config: RunConfig) -> dict[str, Any]:
         "public": {
             "server-lr": config.server_lr,
             "average-last": config.averaging.last,
+            **({UNIT_COLUMN: config.units} if config.units and config.privacy.privacy_unit == "record" else {}),
             "reseed-every": config.aggregation.reseed_every,
             **({"constants": constants} if constants else {}),
             **{f"{kind}-sha256": source_hash(kind, name) for kind, name in config.training.plugins.items()},

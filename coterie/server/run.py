@@ -271,10 +271,10 @@ def _check_network(config: RunConfig) -> None:
     """Check the network of a user, at record level also that it has gradients of records; Coterie's own have."""
     model, kind = config.training.network, config.facts.kind
     _ = config.unused
-    if config.privacy.privacy_unit == "record" and not networks.is_tested(model):
+    if config.privacy.privacy_unit == "record" and (config.units or not networks.is_tested(model)):
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
-        check_supported(networks.build(model, *config.examples), *config.examples, kind)
+        check_supported(networks.build(model, *config.examples), *config.examples, kind, config.units is not None)
 
 
 def _check_plugins(config: RunConfig) -> None:

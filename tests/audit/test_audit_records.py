@@ -25,7 +25,7 @@ def broken(attacks):
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
-    assert len(findings) == 9
+    assert len(findings) == 10
     assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
@@ -57,7 +57,20 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
     monkeypatch.setattr(ghost, "_MARGIN", margin)
-    assert len(broken("gradient of any norm")) == 3
+    assert len(broken("gradient of any norm")) == 4
+
+
+def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
+    def per_record(self, x, y, clip_norm):
+        sums = [
+            dpsgd._OneByOne(self._network, dpsgd.example_loss).clipped_sum(x[:, j], y[:, j].clip(0), clip_norm)
+            for j in range(3)
+        ]
+        return sum(total for total, _ in sums), sums[0][1]
+
+    assert not broken("units of several records")
+    monkeypatch.setattr(dpsgd._UnitByUnit, "clipped_sum", per_record)
+    assert broken("units of several records")
 
 
 def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):

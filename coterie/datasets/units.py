@@ -1,0 +1,68 @@
+"""Units of privacy that hold several records of a client, such as patients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# One in this many units is held out.
+_HELD_OUT = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a client's records.
+
+    Attributes:
+        of_record: (n,) index of each record's unit, from 0.
+        most: largest number of records of a unit in a step of DP-SGD.
+    """
+
+    of_record: npt.NDArray[np.int64]
+    most: int
+
+    @classmethod
+    def named(cls, names: Sequence[str] | npt.NDArray[Any], most: int) -> Units:
+        """Return the units of records that have these names.
+
+        Examples:
+            >>> Units.named(["P7", "P3", "P7"], most=8).of_record
+            array([1, 0, 1])
+        """
+        return cls(np.unique(np.asarray(names, dtype=str), return_inverse=True)[1].astype(np.int64), most)
+
+    def only(self, rows: npt.NDArray[Any]) -> Units:
+        """Return the units of some of the records."""
+        return Units(np.unique(self.of_record[rows], return_inverse=True)[1].astype(np.int64), self.most)
+
+    def __len__(self) -> int:
+        return int(self.of_record.max(initial=-1)) + 1
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """(U, most) records of each unit in the order of the file, at most the first ones; -1 where it has no more."""
+        order = np.argsort(self.of_record, kind="stable")
+        sizes = np.bincount(self.of_record, minlength=len(self))
+        place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # among the records of its unit
+        kept = place < self.most
+        rows = np.full((len(self), self.most), -1, np.int64)
+        rows[self.of_record[order[kept]], place[kept]] = order[kept]
+        return rows
+
+    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the (U, ...) means of (n, ...) values over the records of each unit."""
+        sums = np.zeros((len(self), *values.shape[1:]))
+        np.add.at(sums, self.of_record, values)
+        sizes = np.bincount(self.of_record, minlength=len(self))
+        return np.asarray(sums / sizes.reshape(-1, *[1] * (values.ndim - 1)))
+
+
+def is_held_out_unit(name: str) -> bool:
+    """Decide by a hash of its name whether all records of a unit are held out."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()) % _HELD_OUT == 0
