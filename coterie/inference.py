@@ -330,7 +330,16 @@ class TrainedModels(Sequence[nn.Module]):
         return TrainedModels(self.folder, cards, modules, self.sites, self.names)
 
     def _initial(self) -> npt.NDArray[np.float32]:
-        """Return the public parameters from which a client trains alone."""
+        """Return the public parameters from which a client trains alone.
+
+        Raises:
+            InferenceError: they are those of a file, which the models' files do not hold.
+        """
+        if self.card.pretrained is not None:
+            raise InferenceError(
+                f"the run started from a file with SHA-256 {self.card.pretrained}, which is not beside the models; set "
+                "personalize to last-layer, prior or all"
+            )
         parameters = networks.initialise(self.card.network, self.input_shape, self.card.num_classes, 0)
         return Layout.of(parameters).flatten(parameters)
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "deploy": {"fields", "files", "logs"},
     "privacy": {"fields", "files", "settings"},
     "datasets": {"fields", "files", "plugins", "settings"},
-    "models": {"fields", "plugins", "settings"},
+    "models": {"fields", "files", "plugins", "settings"},
     "clustering": {"models", "plugins", "progress"},
     "wire": {"datasets", "fields", "models", "privacy"},
     "flower": {"deploy", "files", "generators", "logs", "privacy", "wire"},

@@ -70,6 +70,9 @@ def client(  # long: one line per option
     schema: Annotated[
         Path | None, typer.Option(help="TOML schema of this client's table, instead of shape and classes.")
     ] = None,
+    pretrained: Annotated[
+        Path | None, typer.Option(help="File of public initial parameters, for runs that start from it.")
+    ] = None,
     budget_file: Annotated[
         Path | None, typer.Option(help="File that records this client's privacy spending; default: beside the data.")
     ] = None,
@@ -117,6 +120,7 @@ def client(  # long: one line per option
         num_classes=num_classes,
         value_range=value_range,
         columns=columns,
+        pretrained=_absolute(pretrained),
         schema=_absolute(schema),
         budget_file=_absolute(budget_file),
         policy=_absolute(policy),

@@ -25,6 +25,7 @@ from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
+from coterie.logs import printable
 from coterie.plugins import sources
 from coterie.wire import ClientConfig, LabelRequest, RequestError
 from coterie.wire.messages import (
@@ -128,6 +129,7 @@ def client_of(node: NodeConfig) -> Client:
         node.budget,
         diagnostics=node.diagnostics,
         data=node.data,
+        pretrained=node.pretrained,
         declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns),
         budget_file=node.budget_file,
         policy=policy,
@@ -177,6 +179,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
             "no-data",
         )
     _check_code(who, config, node)
+    _check_pretrained(who, client.pretrained, config.pretrained_sha256)
     if client.data is not None and client.declared is None and config.data.table_schema:
         raise ClientError(
             f"{who}: the run reads tables by a schema, but the node configuration declares none; set schema (coterie "
@@ -221,6 +224,21 @@ def _check_code(who: str, config: ClientConfig, node: NodeConfig) -> None:
         raise ClientError(
             f"{who}: the file of {', '.join(differing)} differs here from that at the server; use the server's version"
         )
+
+
+def _check_pretrained(who: str, path: str | None, expected: str | None) -> None:
+    if expected is None:
+        return
+    wanted = f"{who}: the run starts from public parameters in a file with SHA-256 {printable(expected)}"
+    if path is None:
+        raise ClientError(f"{wanted}: name it under pretrained in the node configuration (coterie client --pretrained)")
+    try:
+        same = networks.file_hash(path) == expected
+    except networks.ModelError as error:
+        log(ERROR, "%s: %s", who, error)
+        same = False
+    if not same:
+        raise ClientError(f"{wanted}, and pretrained of the node configuration names another file")
 
 
 def _refused(client: Client, cohort: Cohort) -> str:

@@ -132,7 +132,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
 
     @classmethod
     def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client], *, finite: bool = False) -> Cohort:
-        """Parse a message. Only simulated clients read data where it says.
+        """Parse a message. Only simulated clients read files where it says.
 
         Args:
             message_type: a key of :data:`~coterie.wire.requests.REQUESTS`.
@@ -145,7 +145,8 @@ class Cohort:  # large: what handlers read of a message, each computed once
                 models are not 0 to k - 1.
         """
         request, models, layout = read_request(message_type, content, finite=finite)
-        record = {**content[CONFIG], "data-dir": ""} if clients[0].deployed else content[CONFIG]
+        own_files = {"data-dir": "", "pretrained": clients[0].pretrained or ""} if clients[0].deployed else {}
+        record = {**content[CONFIG], **own_files}
         config, plans = ClientConfig.from_record(record), _plans(request.record_plans)
         local, options = config.training, request if isinstance(request, TrainRequest) else TrainRequest()
         device = torch_device(local.device)

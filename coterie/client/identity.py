@@ -25,6 +25,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
             that the budget does not cover.
         diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
         data: path of the client's own data; None: those of the run.
+        pretrained: path of its file of public initial parameters; None: it has none.
         declared: shape and classes of these data; None: as the run defines them.
         budget_file: file of its charges; None: beside the data, or in ``folder``.
         policy: what its owner consents to; None: everything.
@@ -41,6 +42,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     budget: tuple[float, float] | None = None
     diagnostics: bool = False
     data: str | None = None
+    pretrained: str | None = None
     declared: Declared | None = None
     budget_file: str | None = None
     policy: Policy | None = None

@@ -120,6 +120,8 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         dataset=data.dataset,
         model=training.model,
         adapters=training.adapters,
+        frozen=training.frozen,
+        pretrained=cohort.config.pretrained_sha256,
         features=training.features,
         kind=known.kind,
         shape=known.shape,

@@ -28,6 +28,8 @@ class NodeConfig(Fields):  # large: one field per key
         num_classes: declared number of classes; 0 for real targets.
         value_range: minimum and maximum to which vectors are clamped, such as `0:1`.
         columns: names of the features of its table without a schema, in order; None: those of the run.
+        pretrained: file of the public initial parameters of runs that start from some; None: it takes part in none of
+            them.
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
         policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
@@ -55,6 +57,7 @@ class NodeConfig(Fields):  # large: one field per key
     num_classes: Annotated[int | None, Bounds(0, COUNT.high)] = None
     value_range: str | None = None
     columns: str | None = None
+    pretrained: str | None = None
     schema: str | None = None
     budget_file: str | None = None
     policy: str | None = None
@@ -83,7 +86,7 @@ class NodeConfig(Fields):  # large: one field per key
             "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
             "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
         }
-        names = ("data", "schema", "budget_file", "policy", "roster", "authority")
+        names = ("data", "pretrained", "schema", "budget_file", "policy", "roster", "authority")
         paths = {key_of(name): getattr(self, name) for name in names}
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]

@@ -18,6 +18,7 @@ from coterie.models.fixed import (
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
 from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise, is_tested
+from coterie.models.pretrained import file_hash
 from coterie.models.several_inputs import Part, with_inputs
 from coterie.models.spec import NetworkSpec
 from coterie.models.trainable import (
@@ -60,6 +61,7 @@ __all__ = [
     "differing",
     "drawn",
     "features",
+    "file_hash",
     "fingerprint",
     "float32_arrays",
     "gan_for",

@@ -140,7 +140,10 @@ def with_lora(
 
     from coterie.models.lora_linear import LoRALinear
 
-    network = copy.deepcopy(network).requires_grad_(False)
+    try:
+        network = copy.deepcopy(network).requires_grad_(False)
+    except Exception as error:  # a user's code
+        raise ModelError(f"adapters: the network cannot be copied: {' '.join(str(error).split())[:200]}") from error
     modules = dict(network.named_modules())
     layers = _named(layers, modules, _linear(modules))
     train = _named(train, modules, list(modules))
@@ -163,6 +166,13 @@ def with_lora(
     for name in train:
         modules[name].requires_grad_(True)
     return _replaced(network, adapted)
+
+
+def frozen_beside(network: nn.Module, lora: LoRA) -> list[str]:
+    """Return the names of the parameters that adapters freeze."""
+    modules = dict(network.named_modules())
+    whole = _named(lora.train, modules, list(modules))
+    return [name for name, _ in network.named_parameters() if not _within(name, whole)]
 
 
 def merged(network: nn.Module) -> nn.Module:

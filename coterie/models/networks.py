@@ -91,7 +91,7 @@ def _build(name: str, shape: Shape, num_classes: int) -> nn.Module:
 
 def is_tested(name: Model) -> bool:
     """Whether a network is one of Coterie's own as it is, without constants, which needs no check."""
-    return name in MODELS if isinstance(name, str) else name.model in MODELS and not name.is_changed
+    return name in MODELS if isinstance(name, str) else name.model in MODELS and not name.freezes
 
 
 def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:

@@ -55,6 +55,20 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         client=True,
         tuned=True,
     )
+    frozen: str = setting(
+        "",
+        "layers and parameters of the network that are frozen; empty: those of the model",
+        allowed="names or patterns such as conv*, joined by +",
+        client=True,
+        tuned=True,
+    )
+    pretrained: str = setting(
+        "",
+        "public initial parameters, also of what is frozen; empty: those of the model",
+        allowed="a file of safetensors",
+        client=True,
+        place=True,
+    )
     features: str = setting(
         "none",
         "fixed layer in front of the network",
@@ -128,7 +142,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     @property
     def network(self) -> NetworkSpec:
         """The model, and what of it trains."""
-        return NetworkSpec(self.model, self.adapters)
+        return NetworkSpec(self.model, self.adapters, self.frozen, self.pretrained)
 
     @property
     def plugins(self) -> dict[str, str]:

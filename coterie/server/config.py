@@ -419,6 +419,11 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             return {}
         return networks.constants_of(self.training.network, *self.examples)
 
+    @cached_property
+    def pretrained_hash(self) -> str | None:
+        """SHA-256 of the file of initial parameters; None: there is none."""
+        return networks.file_hash(self.training.pretrained) if self.training.pretrained else None
+
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
         """Shape of an example after the fixed features, and the number of classes."""

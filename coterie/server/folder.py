@@ -370,6 +370,11 @@ def _check_code(path: Path, config: RunConfig, public: Mapping[str, Any]) -> Non
             f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
             f"the run; nothing was charged: restore its code and files, or compare {CONSTANTS}"
         )
+    if "pretrained-sha256" in public and config.pretrained_hash != public["pretrained-sha256"]:
+        raise FolderError(
+            f"{path}: pretrained = '{config.training.pretrained}' is another file than at the start of the run, by its "
+            "SHA-256; nothing was charged: restore it"
+        )
     for kind, name in config.training.plugins.items():
         if public.get(f"{kind}-sha256") != source_hash(kind, name):
             raise FolderError(

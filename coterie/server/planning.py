@@ -322,6 +322,7 @@ def about(config: RunConfig) -> dict[str, Any]:
             **({UNIT_COLUMN: config.units} if config.units and config.privacy.privacy_unit == "record" else {}),
             "reseed-every": config.aggregation.reseed_every,
             **({"constants": constants} if constants else {}),
+            **({"pretrained-sha256": config.pretrained_hash} if config.pretrained_hash else {}),
             **{f"{kind}-sha256": source_hash(kind, name) for kind, name in config.training.plugins.items()},
         },
         "tuned": {name: value for name, value in config.values.items() if declared[name].tuned},

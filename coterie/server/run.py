@@ -102,6 +102,8 @@ def _run(folder: RunFolder, grid: Grid, compare: Compare | None) -> Outcome:
     client_config = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
     if (constants := networks.fingerprint(config.constants)) is not None:
         client_config["constants"] = constants
+    if config.pretrained_hash is not None:
+        client_config["pretrained-sha256"] = config.pretrained_hash
     if plugins := config.training.plugins:
         client_config["sources"] = sources(plugins)
     rounds = rounds_of(config)
@@ -154,6 +156,8 @@ def _card(
         dataset=config.data.dataset,
         model=config.training.model,
         adapters=config.training.adapters,
+        frozen=config.training.frozen,
+        pretrained=config.pretrained_hash,
         features=config.training.features,
         kind=facts.kind,
         shape=facts.shape,

@@ -31,6 +31,8 @@ class ModelCard(Fields):  # large: one field per key
         dataset: the data set.
         model: name of the network, or ``module:function``.
         adapters: adapters of the network, as the setting of this name; None: there are none.
+        frozen: layers and parameters that are frozen, as the setting of this name; None: those of the model.
+        pretrained: SHA-256 of the file of initial parameters, hexadecimal; None: there is none.
         features: name of the fixed features that precede the network.
         kind: "images", "vectors" or "tokens".
         shape: shape of an example, before the features.
@@ -60,6 +62,8 @@ class ModelCard(Fields):  # large: one field per key
     dataset: str
     model: str
     adapters: str | None = None
+    frozen: str | None = None
+    pretrained: Annotated[str | None, Length(64)] = None
     features: str
     kind: Annotated[str, OneOf(("images", "vectors", "tokens"))]
     shape: Annotated[tuple[int, ...], Bounds(1, MAX_EXAMPLE), Length(3)]
@@ -84,7 +88,7 @@ class ModelCard(Fields):  # large: one field per key
     @property
     def network(self) -> NetworkSpec:
         """The model, and what of it trained."""
-        return NetworkSpec(self.model, self.adapters or NO_ADAPTERS)
+        return NetworkSpec(self.model, self.adapters or NO_ADAPTERS, self.frozen or "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the card as stored."""

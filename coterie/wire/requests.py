@@ -86,6 +86,8 @@ class ClientConfig(Fields):
             none.
         sources: SHA-256 of the files of users' objects in training (:func:`coterie.plugins.sources`); None: there are
             none.
+        pretrained_sha256: SHA-256 of the file of initial parameters, of which a deployed client has its own copy; None:
+            there is none.
     """
 
     error = RequestError
@@ -99,6 +101,7 @@ class ClientConfig(Fields):
     loss_bound: Annotated[float | None, LOSS_BOUND] = None
     run_request: str | None = None
     constants: Annotated[str | None, Length(64)] = None
+    pretrained_sha256: Annotated[str | None, Length(64)] = None
     sources: Annotated[str | None, Length(500)] = None
 
 

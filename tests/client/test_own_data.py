@@ -6,8 +6,10 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
+from safetensors.torch import save_file
 
 from coterie.client import cohort, handlers
 from coterie.client.app import app
@@ -17,7 +19,7 @@ from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, own_shard
 from coterie.engine.in_process import LocalGrid
-from coterie.models import initialise
+from coterie.models import file_hash, initialise
 from coterie.plugins import sources
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
@@ -149,6 +151,27 @@ def test_a_server_chooses_no_code_to_import():
                 ask(wrong, code="toys:pixels toys:chain")
     allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels", features="plugged:flip")
     assert np.any(update(ask(allowed, code="toys:pixels plugged:flip"), layout))
+
+
+def test_a_client_takes_public_parameters_from_its_own_file_alone(folder, tmp_path, caplog):
+    data, files = str(folder / "client-0.npz"), [tmp_path / f"{name}.safetensors" for name in ("run", "site", "other")]
+    torch.manual_seed(0)
+    for file, bias in zip(files, (0.0, 0.0, 1.0), strict=True):
+        save_file({"output.bias": torch.full((2,), bias)}, file)
+    content, layout = question(pretrained=str(files[0]))
+    content["config"]["pretrained-sha256"] = file_hash(files[0])
+    with pytest.raises(ClientError, match=r"a file with SHA-256 [0-9a-f]{64}: name it under pretrained in the node"):
+        ask(content, data=data)
+    for wrong in (files[2], tmp_path / "absent"):
+        with pytest.raises(ClientError, match=r"and pretrained of the node configuration names another file$"):
+            ask(content, data=data, pretrained=str(wrong))
+    assert "absent cannot be read" in caplog.text
+    files[0].unlink()
+    assert np.any(update(ask(content, data=data, pretrained=str(files[1])), layout))
+    content["config"]["pretrained-sha256"] = "\n" * 64
+    with pytest.raises(ClientError, match="names another file") as refused:
+        ask(content, data=data, pretrained=str(files[1]))
+    assert "\n" not in str(refused.value)
 
 
 PLUGIN = """

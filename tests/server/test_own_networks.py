@@ -1,5 +1,6 @@
 """Runs of own networks whose parts do not all train: every unit and kind of method, engines, resume, own models."""
 
+import json
 import os
 from contextlib import closing
 
@@ -8,10 +9,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
 
 import coterie
+from coterie.datasets import LocalRecords
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import start_server
+from coterie.inference import InferenceError
 from coterie.models import (
     ModelError,
     NetworkSpec,
@@ -19,12 +23,14 @@ from coterie.models import (
     call,
     constants,
     constants_of,
+    file_hash,
     fingerprint,
     initialise,
     merged,
 )
 from coterie.privacy import Streams
 from coterie.server import ConfigError, RunConfig, RunFolder, run
+from coterie.server.folder import FolderError
 from coterie.server.personal_models import check_personal
 from coterie.server.run import initial_models
 from coterie.server.start_models import StartModels
@@ -110,6 +116,34 @@ def test_models_of_clusters_differ_before_training_if_adapters_alone_train():
     x, named = torch.ones(1, 1, 8, 8), [layout.split(model) for model in models]
     outputs = [call(network, {name: torch.tensor(v) for name, v in values.items()}, x) for values in named]
     assert (outputs[0] != outputs[1]).all()
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A file of parameters of mlp-32."""
+    save_tensors(build("mlp-32", (1, 8, 8), 10).state_dict(), tmp_path / "base.safetensors")
+    return tmp_path / "base.safetensors"
+
+
+@pytest.mark.parametrize("frozen", ["hidden", ""])
+def test_a_file_of_parameters_is_a_public_input(tmp_path, base, frozen):
+    values = settings("ifca", "client", model="mlp-32", frozen=frozen, pretrained=str(base)) | {"seed": "auto"}
+    execute(tmp_path / "run", {**values, "stop-after": 1})
+    certified = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert certified["public_inputs"]["pretrained-sha256"] == file_hash(base)
+    models = coterie.load(tmp_path / "run")
+    assert models.card.pretrained == file_hash(base)
+    assert torch.equal(models[0].hidden.weight, load_tensors(base)["hidden.weight"]) == bool(frozen)
+    records = LocalRecords("records", np.zeros((4, 1, 8, 8), np.float32), np.arange(4), 0)
+    with pytest.raises(InferenceError, match="the run started from a file with SHA-256"):
+        models.personalised(records, 0, "mixture")
+    before = base.read_bytes()
+    moved = base.rename(tmp_path / "moved.safetensors")
+    with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 2, "pretrained": str(moved)})) as folder:
+        run(folder, LocalGrid(CLIENTS))
+    moved.write_bytes(before[:-1] + b"\x01")
+    with pytest.raises(FolderError, match="is another file than at the start of the run, by its SHA-256"):
+        RunFolder.resume(tmp_path / "run", {"stop-after": 0, "pretrained": str(moved)})
 
 
 def test_adapters_that_do_not_fit_are_refused_where_models_are_drawn():
