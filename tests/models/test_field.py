@@ -254,6 +254,7 @@ GUARDED = {
     "tied-transformer": "do not support nn.MultiheadAttention",
     "vit": "do not support nn.MultiheadAttention",
     "bilinear": "TypeError: Bilinear.forward",
+    "resnet18-gn": "RuntimeError: Output 0 of BackwardHookFunction is a view and is being modified inplace",
     "bfloat16": "GuardError: 'body.weight' has half precision",
 }
 #: The network; its data; what happens at record level: it works, or what the refusal says.
@@ -441,7 +442,9 @@ def test_it_trains_under_the_guard_or_is_refused(own, adapters, tmp_path, reques
         assert answer.has_error()
         assert re.search(refusal, caplog.text)
         charged = bool(list((tmp_path / "site").rglob("*.jsonl")))
-        assert charged == refusal.startswith("TypeError"), "all others are refused before the first batch"
+        assert charged == refusal.startswith(("TypeError", "RuntimeError")), (
+            "others are refused before a batch is drawn"
+        )
         return
     arrays = answer.content.array_records["arrays"]
     assert [(key, value.shape) for key, value in arrays.items()] == [(key, value.shape) for key, value in sent.items()]
