@@ -297,7 +297,7 @@ def _until(happened: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.5)
 
 
-def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
+def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:  # noqa: C901
     """One run: what became of its rounds, its nodes and the memory."""
     federation, memory = Federation(folder, chosen.nodes, not chosen.in_memory, chosen.plain, chosen.nice), Memory()
     out, rng = folder / "run", np.random.default_rng(chosen.seed)

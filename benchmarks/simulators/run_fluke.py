@@ -15,7 +15,7 @@ import torch
 from task import Task, initial, report
 
 
-def train(folder: Path, result: Path) -> None:
+def train(folder: Path, result: Path) -> None:  # noqa: C901
     """Train all rounds, and write the model."""
     from fluke import FlukeENV
     from fluke.algorithms.fedavg import FedAVG

@@ -23,7 +23,7 @@ from task import Task, initial, report
 from torch.nn.functional import cross_entropy
 
 
-def train(folder: Path, result: Path, channels_last: bool) -> None:
+def train(folder: Path, result: Path, channels_last: bool) -> None:  # noqa: C901
     """Train all rounds in this process, one of WORLD_SIZE; the first one writes the model."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams

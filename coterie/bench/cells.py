@@ -253,12 +253,7 @@ def _run(
                     waiting.remove((cell, folder))
                     future = pool.submit(_run_one, cell, folder, dict(places), gathered.get(cell.upload_key))
                     running[future] = cell, folder
-                ended: set[Future[Any]] = set()
-                while not ended:
-                    ended, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
-                    for report in drain_progress(reports):
-                        progress(report)
-                for future in ended:
+                for future in _ended(running, reports, progress):
                     cell, folder = running.pop(future)
                     scores, error = future.result()
                     if scores and cell.upload_key:
@@ -267,6 +262,16 @@ def _run(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _ended(running: Iterable[Future[Any]], reports: Any, progress: ProgressCallback) -> set[Future[Any]]:
+    """Wait until a run ends, and pass on the progress of all meanwhile."""
+    ended: set[Future[Any]] = set()
+    while not ended:
+        ended, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
+        for report in drain_progress(reports):
+            progress(report)
+    return ended
 
 
 def _ready(

@@ -131,14 +131,7 @@ def check(
     live = {plan.accountant: composed(so_far, plan.accountant)}
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
-        least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
-        if not least:
-            rate = f"{event.sampling_rate:g}"
-            problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
-        elif event.noise_multiplier < min(least):
-            problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
-        if (slot := _slot(plan, charge)) != event.slot:
-            problems.append(f"{name} is for slot {event.slot}, but its round is of slot {slot}")
+        problems += [f"{name} {problem}" for problem in _unplanned(plan, allowed, charge, event)]
         try:
             live = composed_further(live, so_far, event, count_of(charge), plan.budget)
         except PrivacyError as error:
@@ -157,6 +150,17 @@ def check(
                 continue  # both were written by a version without these entries
             problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")
     return problems
+
+
+def _unplanned(plan: Guarantee, allowed: Mapping[Event, int], charge: Mapping[str, Any], event: Event) -> Iterator[str]:
+    """Yield in which the release of a charge differs from those of the plan."""
+    least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
+    if not least:
+        yield f"is for {event.sampler} sampling at rate {event.sampling_rate:g}, which is not planned"
+    elif event.noise_multiplier < min(least):
+        yield f"has noise {event.noise_multiplier:g}, less than the planned {min(least):g}"
+    if (slot := _slot(plan, charge)) != event.slot:
+        yield f"is for slot {event.slot}, but its round is of slot {slot}"
 
 
 def _plan(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> Guarantee:
