@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from coterie.wire import ClientConfig, TrainRequest
 from coterie.wire.messages import Layout, pack_models, pack_update, read_reply
 from coterie.wire.requests import parse_plans
 
+PACKAGE = str(Path(cohort.__file__).parents[1])
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
 #: Of a data set that is split, in place of clients' own.
@@ -105,6 +107,26 @@ def test_a_message_is_parsed_once(folder, monkeypatch):
     monkeypatch.setattr(cohort, "read_request", lambda *given, **more: parsed.append(given) or parse(*given, **more))
     assert update(ask(content, data=str(folder / "client-0.npz")), layout).any()
     assert len(parsed) == 1
+
+
+def test_a_message_passes_few_functions_on_its_way(folder):
+    """Functions of the package that take the message or its content, until both are a request and models."""
+    (content, _), passed, data = question(), set(), str(folder / "client-0.npz")
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+            if any(each is content or getattr(each, "content", None) is content for each in given if each is not None):
+                passed.add(code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        ask(content, data=data)
+    finally:
+        sys.setprofile(None)
+    assert {"_handle", "read_request"} < passed
+    assert len(passed) <= 20
 
 
 def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
