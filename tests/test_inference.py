@@ -12,6 +12,7 @@ import torch
 from commands import assert_refused, document
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from site_tables import AGE, SEX
 from sklearn.datasets import load_digits
 
 import coterie as package
@@ -327,23 +328,7 @@ def test_real_targets_are_predicted_as_numbers(tmp_path, trained):
     assert models.assign(models.read(tmp_path / "client-0.csv")).losses[0] < 0.01
 
 
-TABLE_SCHEMA = """version = 1
-[target]
-column = "days"
-mean = 1000
-scale = 500
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-missing = "drop"
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-"""
+TABLE_SCHEMA = 'version = 1\n[target]\ncolumn = "days"\nmean = 1000\nscale = 500\n' + AGE + 'missing = "drop"\n' + SEX
 
 
 def test_tables_are_read_by_the_schema_in_the_card(tmp_path, trained, coterie):

@@ -4,19 +4,9 @@ import numpy as np
 import pytest
 from commands import assert_refused, document
 from PIL import Image
+from site_tables import AGE, OUTCOME
 
-SCHEMA = """version = 1
-[label]
-column = "outcome"
-classes = ["alive", "dead"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-missing = "mean"
-"""
+SCHEMA = "version = 1\n" + OUTCOME + AGE + 'missing = "mean"\n'
 GOOD = ["50;alive", "40;dead", ";dead", "120;dead"]
 BAD = ["x;alive", "y;alive", "5;lost", '"5;dead', "5"]
 

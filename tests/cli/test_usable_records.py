@@ -7,27 +7,13 @@ import numpy as np
 import pytest
 from commands import document
 from PIL import Image
+from site_tables import AGE, OUTCOME, SEX
 
 from coterie.cli.client import _report
 from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report
 
 SHAPE = "1x6x5"
-SCHEMA = """version = 1
-[label]
-column = "outcome"
-classes = ["alive", "dead"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-unknown = "drop"
-"""
+SCHEMA = "version = 1\n" + OUTCOME + AGE + SEX + 'unknown = "drop"\n'
 
 
 def drawings(rng, n):

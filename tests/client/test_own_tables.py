@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from site_tables import AGE, OUTCOME, SEX
 
 from coterie.client.app import app
 from coterie.client.handlers import handle
@@ -16,22 +17,7 @@ from coterie.models import initialise
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models, read_reply
 
-SCHEMA = """version = 1
-ignore = ["id"]
-[label]
-column = "outcome"
-classes = ["alive", "dead"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-"""
+SCHEMA = 'version = 1\nignore = ["id"]\n' + OUTCOME + AGE + SEX
 SETTINGS = {"dataset": "own", "model": "linear", "device": "cpu", "strategy": "fedavg", "clients": 1, "seed": 3}
 LINES = [f"{i},{i},{'fm'[i % 2]},{['alive', 'dead'][i // 2 % 2]}" for i in range(40)]
 

@@ -9,6 +9,7 @@ import stat
 import numpy as np
 import pytest
 from PIL import Image
+from site_tables import AGE, OUTCOME
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_records import EmptySiteError
@@ -18,17 +19,7 @@ SHAPE = (1, 6, 5)
 DECLARED = Declared.of(None, "1x6x5", 2, None)
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (40, *SHAPE), np.uint8), np.arange(40) % 2
-SCHEMA = """version = 1
-[label]
-column = "outcome"
-classes = ["alive", "dead"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-"""
+SCHEMA = "version = 1\n" + OUTCOME + AGE
 
 
 def pictures(path, x=X, y=Y):

@@ -2,29 +2,13 @@
 
 import numpy as np
 import pytest
+from site_tables import AGE, OUTCOME, SEX
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.table_cells import Notation
 from coterie.datasets.tables import draft, unscaled
 
-SCHEMA = """
-version = 1
-ignore = ["id"]
-[label]
-column = "outcome"
-classes = ["alive", "dead"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-missing = "mean"
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-"""
+SCHEMA = '\nversion = 1\nignore = ["id"]\n' + OUTCOME + AGE + 'missing = "mean"\n' + SEX
 HEADER = "id,age,sex,outcome"
 
 
