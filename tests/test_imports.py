@@ -1,6 +1,7 @@
 """Imports point one way: cli -> server -> strategies -> rounds -> wire -> privacy, and client -> wire."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -112,12 +113,29 @@ ALLOWED = {
 }
 
 
+@cache
+def imports_of(path):
+    """The imports of a file, and whether each is executed when the file is imported."""
+
+    def walk(nodes, loaded):
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node, loaded
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from walk(node.body, loaded=False)
+                yield from walk(node.orelse, loaded)
+            else:
+                later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(ast.iter_child_nodes(node), loaded and not later)
+
+    return list(walk(ast.parse(path.read_text()).body, loaded=True))
+
+
 def rooms_imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+    for node, _ in imports_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: import by full name"
             names = [node.module] if node.module != "coterie" else [f"coterie.{a.name}" for a in node.names]
         for name in names:
@@ -153,21 +171,10 @@ def test_no_file_is_called_utils():
 
 def imported_at_load(path):
     """Modules of the package that are imported when this file is."""
-
-    def walk(nodes):
-        for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                continue
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                yield from walk(node.orelse)
-                continue
-            yield node
-            yield from walk(ast.iter_child_nodes(node))
-
-    for node in walk(ast.parse(path.read_text()).body):
+    for node in (node for node, loaded in imports_of(path) if loaded):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name for name in inner if name in MODULES)
             if any(name not in MODULES for name in inner):

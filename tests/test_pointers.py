@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ FILES = [
     *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md"}),
     *ROOT.glob("*.md"),
 ]
+MODULES = [path for folder in ("coterie", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")]
 _POINTER = re.compile(r"([\w/.-]+\.py)::(\w+)((?:, _?\w+(?=[,`)\n]|$))*)")
 
 
@@ -23,16 +25,16 @@ def pointers(text):
 
 def resolves(path, name):
     """Whether one file that ends in the path defines the name: a function, class, method or variable."""
-    paths = [file for folder in ("coterie", "benchmarks", "tests") for file in (ROOT / folder).rglob(Path(path).name)]
-    found = [file for file in paths if f"/{file.relative_to(ROOT)}".endswith(f"/{path}")]
-    if len(found) != 1:
-        return False
-    for node in ast.walk(ast.parse(found[0].read_text())):
-        if getattr(node, "name", None) == name and isinstance(node, ast.FunctionDef | ast.ClassDef):
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-    return False
+    found = [file for file in MODULES if f"/{file.relative_to(ROOT)}".endswith(f"/{path}")]
+    return len(found) == 1 and name in definitions(found[0])
+
+
+@cache
+def definitions(path):
+    """Names of the functions, classes, methods and variables of a file."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return names | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def test_every_pointer_resolves():
