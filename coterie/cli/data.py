@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -32,13 +33,22 @@ def check(
     num_classes: Annotated[
         int | None, typer.Option(min=0, help="Without a schema: number of classes of the run; 0: real targets.")
     ] = None,
+    clamped: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the records that may be clamped in a column.")
+    ] = 0.05,
+    filled: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the records whose value a column may lack.")
+    ] = 0.5,
     as_json: JsonFlag = False,
 ) -> None:
-    """Report what a run can use, and all that is left out. The report is for the owner of the data alone."""
+    """Report what a run can use, and all that is left out. The report is for the owner of the data alone.
+
+    The exit status is 1 if there are errors, no usable records, or more values clamped or filled than allowed.
+    """
     if schema is None:
         _check_by_shape(file, input_shape, num_classes, as_json)
     else:
-        _check_by_schema(file, schema, as_json)
+        _check_by_schema(file, schema, {"clamped": clamped, "filled": filled}, as_json)
 
 
 def _check_by_shape(path: Path, input_shape: str | None, num_classes: int | None, as_json: bool) -> None:
@@ -56,7 +66,7 @@ def _check_by_shape(path: Path, input_shape: str | None, num_classes: int | None
         raise typer.Exit(1)
 
 
-def _check_by_schema(file: Path, schema: Path, as_json: bool) -> None:
+def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_json: bool) -> None:
     """Check a table, or the tables of a folder."""
     from coterie.datasets import SchemaError, TableSchema, read_table
     from coterie.datasets.tables import repeated_names, unscaled
@@ -73,14 +83,32 @@ def _check_by_schema(file: Path, schema: Path, as_json: bool) -> None:
     warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
     warnings += filter(None, (repeated_names(path, loaded) for path in tables))
     warnings += filter(None, [_unequal_losses(tables, loaded, left_out)])
+    excess = [text for path, table in tables.items() for text in _excess(path, table, loaded, allowed)]
     if as_json:
         reports = {str(path): _report(table, loaded) for path, table in tables.items()}
-        content = {"schema": loaded.fingerprint, "warnings": warnings, "files": reports, "left-out": left_out.to_json()}
+        content = {"schema": loaded.fingerprint, "warnings": warnings, "errors": excess, "files": reports}
+        content |= {"left-out": left_out.to_json()}
         print_json(content)
     else:
-        _print_text(tables, loaded, left_out, warnings)
-    if any(table.errors for table in tables.values()) or not sum(len(table.y) for table in tables.values()):
+        _print_text(tables, loaded, left_out, warnings, excess)
+    if excess or any(table.errors for table in tables.values()) or not sum(len(table.y) for table in tables.values()):
         raise typer.Exit(1)
+
+
+def _excess(path: Path, table: Table, schema: TableSchema, allowed: dict[str, float]) -> list[str]:
+    """Return errors about columns in which too many values are clamped or missing; absent ones are declared."""
+    absent = {name for name, column in schema.at_site(path).file.columns if column.absent}
+    counts = {"clamped": Counter[str](), "filled": Counter(table.missing)}
+    for finding in table.findings:
+        counts["clamped"][finding.column] += finding.count * (finding.effect == "clamped")
+    ways = {"clamped": "is its unit another one, or a number a code of missing values?", "filled": "is it recorded?"}
+    return [
+        f"column {name!r}: {count / table.records:.0%} of the records {effect}, more than {allowed[effect]:.0%}; "
+        f"{ways[effect]} (docs/tables.md; --{effect} {math.ceil(100 * count / table.records) / 100:g} allows it)"
+        for effect, of_columns in counts.items()
+        for name, count in of_columns.items()
+        if count > max(1, allowed[effect] * table.records) and name not in absent
+    ]
 
 
 def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
@@ -140,7 +168,9 @@ def _print_lines(lines: Iterable[str]) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _print_text(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut, warnings: list[str]) -> None:
+def _print_text(
+    tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut, warnings: list[str], excess: list[str]
+) -> None:
     """Print a report for people."""
     lines = []
     for path, table in tables.items():
@@ -158,7 +188,7 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOu
         for finding in table.findings:
             lines.append(f"  {'note' if finding.expected else 'error'}: {finding}")
     lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit != "record"]
-    lines += [f"warning: {warning}" for warning in warnings]
+    lines += [f"warning: {warning}" for warning in warnings] + [f"error: {error}" for error in excess]
     _print_lines([*lines, f"schema {schema.fingerprint}; {_PRIVATE}"])
 
 

@@ -39,11 +39,12 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from coterie.datasets.site_columns import SiteColumn
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import as_text, composed
 from coterie.fields import FEATURE_RANGE
@@ -60,6 +61,8 @@ TYPICAL = 3.0
 _VERSION = 1
 _MAX_NAME = 200
 _MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+#: End of the name of a file that describes the table of one site beside it.
+SITE_SUFFIX = ".site.toml"
 #: Delimiters that are recognised.
 DELIMITERS = (",", ";", "\t", "|")
 #: Separators of thousands, and the last line that may be skipped.
@@ -96,6 +99,7 @@ class FileFormat:
         skip_lines: numbers of lines that hold titles or units, from 1.
         trailing_delimiter: whether every record ends with a delimiter that the column names lack.
         sheet: of an Excel workbook; empty: the first visible one.
+        columns: those that the site writes in another way, with their names in the schema.
     """
 
     delimiter: str = ""
@@ -106,6 +110,7 @@ class FileFormat:
     skip_lines: tuple[int, ...] = ()
     trailing_delimiter: bool = False
     sheet: str = ""
+    columns: tuple[tuple[str, SiteColumn], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)  # a table of plain numbers may have many
@@ -220,6 +225,28 @@ class TableSchema:
         """
         return _parsed(text, where)
 
+    def at_site(self, path: Path) -> TableSchema:
+        """Return the schema of one file, with `ignore` and `file` of ``NAME.site.toml`` if it lies beside ``NAME.csv``.
+
+        Raises:
+            SchemaError: that file cannot be read or has errors.
+        """
+        site = path.with_name(f"{path.name.partition('.')[0]}{SITE_SUFFIX}")
+        if not site.exists():
+            return self
+        try:
+            content = tomllib.loads(read_text(site).removeprefix("\ufeff"))
+        except (FileError, ValueError, RecursionError) as error:
+            raise SchemaError(str(site), [f"cannot be read: {str(error)[:_MAX_NAME]}"]) from None
+        errors: list[str] = []
+        table = _Table(content, "", errors)
+        schema = replace(self, ignore=_ignored(table, self.ignore), file=_file(table.table("file"), self))
+        table.finish()
+        _check_names(schema, table)
+        if errors:
+            raise SchemaError(str(site), errors)
+        return schema
+
     def __str__(self) -> str:
         """The schema as JSON on one line, which `parse` reads."""
         file: dict[str, Any] = {
@@ -232,6 +259,8 @@ class TableSchema:
             "trailing-delimiter": self.file.trailing_delimiter,
         }
         file |= {"sheet": self.file.sheet} if self.file.sheet else {}
+        columns = {name: column.to_dict() for name, column in self.file.columns}
+        file |= {"columns": columns} if columns else {}
         ignore = "others" if self.ignore is None else list(self.ignore)
         return json.dumps({**self.contract, "ignore": ignore, "file": file}, ensure_ascii=False)
 
@@ -350,6 +379,11 @@ class _Table:
             return default or choices[0]
         return value
 
+    def names(self) -> list[str]:
+        """All keys, which are then known."""
+        self._known.update(self._values)
+        return list(self._values)
+
     def flag(self, key: str) -> bool:
         value = self.get(key, False)
         if not isinstance(value, bool):
@@ -403,12 +437,17 @@ def _schema(table: _Table) -> TableSchema:
         table.error(f"columns must be 1 to {MAX_COLUMNS:,} tables [[columns]]")
         listed = []
     columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
-    ignore = None if table.get("ignore") == "others" else table.texts("ignore")
+    ignore = _ignored(table, ())
     unit = _unit_column(table.table("unit")) if "unit" in table else None
-    schema = TableSchema(label, names, columns, ignore, _file(table.table("file")), unit)
+    schema = TableSchema(label, names, columns, ignore, unit=unit)
+    schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
     _check_names(schema, table)
     return schema
+
+
+def _ignored(table: _Table, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if table.get("ignore") == "others" else table.texts("ignore") if "ignore" in table else default
 
 
 def _unit_column(table: _Table) -> UnitColumn:
@@ -515,7 +554,7 @@ def _missing(table: _Table, choices: Sequence[str]) -> tuple[str, Any]:
     return table.choice("missing", choices, "error"), None
 
 
-def _file(table: _Table) -> FileFormat:
+def _file(table: _Table, schema: TableSchema) -> FileFormat:
     delimiter = table.choice("delimiter", ("auto", "tab", *DELIMITERS), "auto")
     file_format = FileFormat(
         {"auto": "", "tab": "\t"}.get(delimiter, delimiter),
@@ -526,6 +565,7 @@ def _file(table: _Table) -> FileFormat:
         _skip_lines(table),
         table.flag("trailing-delimiter"),
         table.text("sheet", "a name of") if "sheet" in table else "",
+        _site_columns(table.table("columns"), schema),
     )
     if file_format.decimal == file_format.delimiter:
         table.error("decimal and delimiter are both ','")
@@ -533,6 +573,52 @@ def _file(table: _Table) -> FileFormat:
         table.error(f"decimal and thousands are both {file_format.decimal!r}")
     table.finish()
     return file_format
+
+
+def _site_columns(table: _Table, schema: TableSchema) -> tuple[tuple[str, SiteColumn], ...]:
+    """Return the columns that one site writes in another way."""
+    known = {column.name: column for column in (*schema.columns, schema.label)}
+    known |= {schema.unit.name: Column(schema.unit.name, "unit")} if schema.unit else {}
+    columns = []
+    for name in table.names():
+        entry = table.table(name)
+        if name in known:
+            columns.append((name, _site_column(entry, known[name], feature=known[name] in schema.columns)))
+        else:
+            entry.error("the schema has no such column")
+    return tuple(columns)
+
+
+def _site_column(table: _Table, column: Column, feature: bool) -> SiteColumn:
+    values = table.get("values", {})
+    if not isinstance(values, Mapping) or not all(type(value) in (str, int, bool) for value in values.values()):
+        table.error("values must be a table: text in the file = value of the schema")
+        values = {}
+    values = {composed(text.strip()): as_text(value) for text, value in values.items()}
+    allowed = ("true", "false") if column.kind == "boolean" else column.values
+    for value in values.values():
+        if value not in allowed:
+            table.error(f"values: {_shown(value)} is no value of the column in the schema")
+    site = SiteColumn(
+        table.text("name") if "name" in table else "",
+        tuple(values.items()),
+        table.texts("missing-values"),
+        table.number("factor", 1.0),
+        table.number("offset", 0.0),
+        table.text("since") if "since" in table else "",
+        table.text("date-format") if "date-format" in table else "",
+        table.flag("absent"),
+    )
+    table.finish()
+    if site.converts and column.kind != "number":
+        table.error("factor, offset and since are for columns of numbers")
+    if site.date_format and not site.since:
+        table.error("date-format requires since, a column of dates")
+    if site.absent and not feature:
+        table.error("absent = true: every record needs this column")
+    elif site.absent and column.missing in ("error", "drop"):
+        table.error(f"absent = true requires a rule that fills it; the schema has missing = {column.missing!r}")
+    return site
 
 
 def _encoding(table: _Table) -> str:

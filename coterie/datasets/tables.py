@@ -21,6 +21,7 @@ import numpy.typing as npt
 from coterie.datasets import user_records
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
+from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
@@ -53,6 +54,15 @@ _PERSON = re.compile(
 # Names of the column of labels or real targets in a table without a schema.
 _TARGETS = ("label", "target")
 
+# Names of columns of free text.
+_TEXT = re.compile(
+    r"(.*[ _.-])?(comments?|notes?|remarks?|text|description|(sur|last|first)?[ _-]?name)", re.IGNORECASE
+)
+
+_DRAFT_UNIT = """# a column that names patients with several records: remove it from ignore, and
+# [unit]
+# {}
+"""
 _DRAFT = """[[columns]]
 {}type = "number"    # or "boolean", or "category", with values = ["...", "..."]
 # mean =            # public knowledge, never computed from private records
@@ -82,7 +92,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
     """
     path = Path(path).expanduser()
     try:
-        file = _opened(path, schema.file, {schema.label.name, *(column.name for column in schema.columns)})
+        file, schema = _at_site(path, schema)
         with_label = schema.label.name in file.names if labelled is None else labelled
         columns = [*schema.columns, *([schema.label] if with_label else [])]
         positions = _positions(path, file, schema, [column.name for column in columns])
@@ -133,7 +143,7 @@ def repeated_names(path: str | Path, schema: TableSchema) -> str:
     if schema.unit is not None:
         return ""
     used = {schema.label.name, *(column.name for column in schema.columns)}
-    for name in _opened(path, schema.file, used).names:
+    for name in _at_site(path, schema)[0].names:
         if name in used or not _PERSON.fullmatch(name):
             continue
         most = Counter(filter(None, column_texts(path, schema, name).values())).most_common(1)
@@ -165,7 +175,7 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
         DataError: the file cannot be read, or has no such column or two of them.
     """
     path = Path(path).expanduser()
-    file = _opened(path, schema.file, {name})
+    file = _at_site(path, schema)[0]
     positions = [i for i, head in enumerate(file.names) if head == name]
     if len(positions) != 1:
         problem = "no" if not positions else "two"
@@ -401,9 +411,30 @@ def draft(path: Path, label: str | None = None) -> str:
     if label is not None and label not in names:
         raise DataError(f"{path} has no column {label!r}; its columns are {_some(names) or 'none'}")
     named = tomli_w.dumps({"column": "NAME" if label is None else label})
-    parts = ["version = 1\n", f'[label]\n{named}# classes = ["...", "..."]\n']
+    ignored = [name for name in names if name != label and (_PERSON.fullmatch(name) or _TEXT.fullmatch(name))]
+    parts = ["version = 1\n", *([tomli_w.dumps({"ignore": ignored}, multiline_strings=False)] if ignored else [])]
+    parts += [_DRAFT_UNIT.format(tomli_w.dumps({"column": ignored[0]}).strip())] if ignored else []
+    parts += [f'[label]\n{named}# classes = ["...", "..."]\n']
     parts += ['[file]\ndecimal = ","\n'] if file.delimiter == ";" else []
-    return "\n".join(parts + [_DRAFT.format(tomli_w.dumps({"name": name})) for name in names if name != label])
+    return "\n".join(
+        parts + [_DRAFT.format(tomli_w.dumps({"name": name})) for name in names if name not in (label, *ignored)]
+    )
+
+
+def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
+    """Return a file as if it were written as the schema says, and the schema with what it says of this file."""
+    schema = schema.at_site(path)
+    columns, site = [*schema.columns, schema.label], dict(schema.file.columns)
+    written = {name: column.name or name for name, column in site.items()}
+    file = _opened(path, schema.file, {written.get(column.name, column.name) for column in columns})
+    notation = Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
+    missing = {
+        column.name: frozenset({*schema.file.missing_values, *column.missing_values} - {*column.values})
+        for column in columns
+    }
+    if schema.unit:
+        missing[schema.unit.name] = frozenset(schema.file.missing_values)
+    return as_in_schema(file, site, notation, missing), schema
 
 
 def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
@@ -436,7 +467,7 @@ def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence
     problems = []
     if missing:
         near = difflib.get_close_matches(missing[0], header[:_COMPARED], n=1)
-        hint = f" (is it {near[0]!r}?)" if near else ""
+        hint = f" (is it {near[0]!r}?)" if near else ", which [file.columns] renames or declares absent"
         problems.append(f"has no column {_some(missing)}{hint}")
     if others:
         problems.append(f"has columns that the schema does not name: {_some(others)}; add them to ignore")

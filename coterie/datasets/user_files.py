@@ -12,7 +12,7 @@ from coterie.datasets.archives import read_archive
 from coterie.datasets.folder_entries import losses_of
 from coterie.datasets.image_folders import CLASSES, read_images
 from coterie.datasets.left_out import LeftOut
-from coterie.datasets.schema import TableSchema
+from coterie.datasets.schema import SITE_SUFFIX, TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_parquet import is_parquet_folder
 from coterie.datasets.tables import table_records
@@ -70,6 +70,7 @@ def read(
 def beside(folder: Path) -> LeftOut:
     """Return an account of what lies beside the training and test data of a folder."""
     used = {find(folder, "train"), find(folder, "test"), folder / CLASSES}
+    used |= {folder / f"{name}{SITE_SUFFIX}" for name in ("train", "test")}
     others = sorted(entry for entry in folder.iterdir() if entry not in used)
     return LeftOut.of(loss for entry in others for loss in losses_of(entry, folder))
 

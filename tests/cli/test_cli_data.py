@@ -52,7 +52,7 @@ def test_the_report_as_json(coterie, table):
     status, out, err = coterie("data", "check", path, "--schema", "s.toml", "--json")
     assert (status, err) == (1, "")
     report = document(out)
-    assert set(report) == {"schema", "warnings", "files", "left-out"}
+    assert set(report) == {"schema", "warnings", "errors", "files", "left-out"}
     assert (report["left-out"]["records"], len(report["left-out"]["losses"])) == (5, 5)
     found = report["files"][str(path)]
     assert (found["records"], found["usable"]) == (9, 4)

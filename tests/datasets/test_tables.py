@@ -195,7 +195,7 @@ def test_columns_must_match_the_schema(table):
             "id,Age,sex,outcome",
             r"has no column 'age' \(is it 'Age'\?\); has columns that the schema does not name: 'Age'",
         ),
-        ("id,sex", "has no column 'age', 'outcome'$"),
+        ("id,sex", "has no column 'age', 'outcome', which .file.columns. renames or declares absent"),
         ("id,age,sex,outcome,x,y", "does not name: 'x', 'y'; add them to ignore$"),
         ("id,age,age,sex,outcome", "has two columns 'age'$"),
         ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in utf-8"),
@@ -394,6 +394,6 @@ def test_a_draft_holds_names_and_no_numbers(tmp_path):
     complete = text.replace('# classes = ["...", "..."]', 'classes = ["a", "b"]')
     complete = complete.replace("# mean =  ", "mean = 1").replace("# scale =", "scale = 2")
     loaded = TableSchema.parse(complete)
-    assert (loaded.feature_names, loaded.file.decimal) == (("id", 'age "now"', "sex"), ",")
+    assert (loaded.feature_names, loaded.ignore, loaded.file.decimal) == (('age "now"', "sex"), ("id",), ",")
     with pytest.raises(DataError, match="has no column 'label'; its columns are 'id', 'age \"now\"', 'sex', 'outcome'"):
         draft(path, "label")
