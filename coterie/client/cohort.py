@@ -88,7 +88,8 @@ def _network(
         if networks.fingerprint(built) != constants:
             raise networks.ModelError(
                 f"model '{name}' has other frozen parameters or buffers here than at the server ({', '.join(built)}): "
-                "use the server's version of its code, of its files, and of PyTorch"
+                "use the server's version of its code, of its files, and of PyTorch, or a run with a file of them "
+                "(pretrained)"
             )
     if additive:
         return Additive(*(networks.build(name, input_shape, num_classes) for _ in range(2)))

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import coterie as package
 from coterie.client.cohort import _network
 from coterie.inference import InferenceError
-from coterie.models import ModelError, constants, fingerprint
+from coterie.models import ModelError, NetworkSpec, constants, constants_of, fingerprint
 
 SOURCE = """
 import torch
@@ -131,3 +131,18 @@ def test_networks_without_constants_have_no_such_file(coterie, tmp_path):
     assert start(coterie, "linear", unit="none")[0] == 0
     assert [file.name for file in (tmp_path / "run" / "models").iterdir()] == ["cluster-0.safetensors"]
     assert "constants" not in json.loads((tmp_path / "run" / "privacy.json").read_text()).get("public_inputs", {})
+
+
+def test_machines_that_build_other_constants_agree_by_a_file(mine, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name, change = mine
+    examples, path = ((1, 8, 8), 10), str(tmp_path / "frozen.safetensors")
+    built = constants_of(NetworkSpec(name), *examples)
+    save_file({key: value for key, value in built.items() if key.startswith("body.")}, path)
+    there, plain = NetworkSpec(name, pretrained=path), NetworkSpec(name)
+    digest = fingerprint(constants_of(there, *examples))
+    assert digest == fingerprint(built)
+    change(2)
+    with pytest.raises(ModelError, match=r"has other frozen parameters or buffers here .*a run with a file of them"):
+        _network(plain, *examples, False, digest)
+    assert fingerprint(constants(_network(there, *examples, False, digest))) == digest
