@@ -1,14 +1,14 @@
 """Adam's steps from noisy gradients, whose noise is known: post-processing of what DP-SGD computes.
 
 In step t, a client has u_t, the sum of clipped gradients in units of the clipping norm, with noise of standard
-deviation z in every coordinate. With beta_1 = 0.9 and beta_2 = 0.999, its parameters move against
+deviation z in every coordinate. With beta = 0.999, its parameters move against
 
-    m_t / (1 - beta_1^t) / max( sqrt(max(v_t / (1 - beta_2^t) - z^2, 0)), z ),
-    m_t = beta_1 m_(t-1) + (1 - beta_1) u_t,   v_t = beta_2 v_(t-1) + (1 - beta_2) u_t^2,
+    u_t / max( sqrt(max(v_t / (1 - beta^t) - z^2, 0)), z ),   v_t = beta v_(t-1) + (1 - beta) u_t^2,
 
-by the step size lr: DP-AdamBC with the floor of the server's Adam (strategies/server_optimizer.py). A coordinate
-without signal moves as by SGD with momentum in units of the noise. Clipping norm and batch size cancel. Moments start
-at 0 in every round. "adamw" also decays parameters by lr / 100 in a step.
+by the step size lr: DP-AdamBC without momentum, with the floor of the server's Adam (strategies/server_optimizer.py).
+Momentum delays the few steps of a round, and lost up to 3 points (docs/results.md). A coordinate without signal moves
+as by SGD in units of the noise. Clipping norm and batch size cancel. The second moment starts at 0 in every round.
+"adamw" also decays parameters by lr / 100 in a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from coterie.client.dpsgd import DPSGD
 
-_FIRST, _SECOND, _DECAY = 0.9, 0.999, 0.01
+_SECOND, _DECAY = 0.999, 0.01
 # Floor of the root of the second moment, of sums in units of the clipping norm, without noise.
 _LEAST = 1e-8
 
@@ -45,7 +45,7 @@ class NoisyAdam:
         self._steps = column([dpsgd.steps for dpsgd in settings])
         self._decay = _DECAY if settings[0].optimizer == "adamw" else 0.0
         self._taken = 0
-        self._mean = self._square = torch.zeros((), dtype=torch.float64, device=device)
+        self._square = torch.zeros((), dtype=torch.float64, device=device)
 
     def moves(self, sums: Tensor, values: Tensor) -> Tensor:
         """Return what to subtract from (n, d) parameters in the next step; 0 for clients without steps left.
@@ -55,9 +55,7 @@ class NoisyAdam:
             values: the parameters.
         """
         self._taken += 1
-        self._mean = _FIRST * self._mean + (1 - _FIRST) * sums
         self._square = _SECOND * self._square + (1 - _SECOND) * sums**2
         signal = self._square / (1 - _SECOND**self._taken) - self._noise**2
-        least = self._noise.clamp(min=_LEAST)
-        direction = self._mean / (1 - _FIRST**self._taken) / torch.maximum(signal.clamp(min=0).sqrt(), least)
+        direction = sums / torch.maximum(signal.clamp(min=0).sqrt(), self._noise.clamp(min=_LEAST))
         return self._lr * (self._steps >= self._taken) * (direction + self._decay * values)

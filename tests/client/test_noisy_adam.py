@@ -49,7 +49,7 @@ def by_pytorch(data, make, steps=5):
     model = network()
     parameters = list(model.parameters())
     start = [value.detach().clone() for value in parameters]
-    optimizer = make(parameters, LR)
+    optimizer = make(parameters, LR, betas=(0.0, 0.999))
     for _ in range(steps):
         total = [torch.zeros_like(value) for value in parameters]
         for x, y in zip(torch.tensor(data.x), torch.tensor(data.y), strict=True):
@@ -64,11 +64,11 @@ def by_pytorch(data, make, steps=5):
 
 
 @pytest.mark.parametrize(("name", "make"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
-def test_without_noise_it_is_pytorchs(name, make):
+def test_without_noise_it_is_pytorchs_without_momentum(name, make):
     data = [shard(1), shard(2)]
     found = updates(data, [replace(SETTINGS, optimizer=name)] * 2)
     for one, update in zip(data, found, strict=True):
-        np.testing.assert_allclose(update, by_pytorch(one, make), atol=2e-6)
+        np.testing.assert_allclose(update, by_pytorch(one, make), atol=1e-5)
 
 
 def test_batch_size_and_clipping_norm_cancel():
@@ -97,7 +97,7 @@ def test_noise_alone_moves_a_coordinate_by_lr_for_a_step(noise, steps):
         sums = torch.tensor(noise * rng.standard_normal((1, 4000)))
         moved = moved + adam.moves(sums, torch.zeros(1, 4000))
     deviation = float(moved.std()) / (LR * math.sqrt(steps))
-    assert 0.7 < deviation < 1.2
+    assert 0.7 < deviation <= 1.01
 
 
 def test_a_signal_above_the_noise_moves_by_lr_whatever_its_size():
