@@ -1,12 +1,13 @@
 """Clients of different plans: the certificate covers what each of them can spend, at one delta."""
 
+import functools
 import math
 from bisect import bisect_left
 from collections import Counter
 
 import dp_accounting
 import pytest
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from scipy.stats import norm
 
 from coterie.privacy import Ledger, RecordPlan, certificate, epsilon
@@ -35,6 +36,15 @@ MIXTURES = {
     "twice the same": "epsilon=3; epsilon=3; epsilon=3 delta=1e-3",
     "all of it": "epsilon=2 delta=1e-3 batch-size=5; epsilon=6 samples-per-client=30; epsilon=9 delta=1e-2",
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def losses_once():
+    """dp-accounting computes the losses of a step by loops in Python; here once for each step."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(privacy_loss_distribution.from_gaussian_mechanism)
+        patch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", once)
+        yield
 
 
 def independent(rounds, plan, delta):
