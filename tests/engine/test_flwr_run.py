@@ -1,6 +1,7 @@
 """`flwr run` bundles the app, runs it offline on Ray through a SuperLink of its own, and leaves a run folder."""
 
 import json
+import os
 import tomllib
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_run_is_the_same_from_the_command_line_a_file_and_flwr_run(strategy, e
         assert status == 0, err
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
     config += f' deployment.registration-timeout=60.0 out="{tmp_path / "flwr"}"'
-    federation = "num-supernodes=10 client-resources-num-cpus=1"
+    federation = f"num-supernodes=10 client-resources-num-cpus={os.cpu_count()}"  # in one process, soon imported
     done = flwr(environment, "run", ".", "--stream", "--federation-config", federation, "--run-config", config)
     assert latest(environment)["status"] == "finished:completed", done.stdout + done.stderr
     words, file, flower = (resolved(tmp_path / source) for source in ("words", "file", "flwr"))
@@ -84,7 +85,10 @@ def models(folder):
 
 def test_the_example_that_makes_a_quickstart_clustered(environment, tmp_path):
     """examples/flower-app; tests/examples/test_flower_app.py runs it in process."""
-    folder, federation = str(ROOT / "examples" / "flower-app"), "num-supernodes=8 client-resources-num-cpus=1"
+    folder, federation = (
+        str(ROOT / "examples" / "flower-app"),
+        f"num-supernodes=8 client-resources-num-cpus={os.cpu_count()}",
+    )
     settings = f'clients=8 num-server-rounds=2 epsilon=100.0 out="{tmp_path / "out"}"'
     done = flwr(environment, "run", folder, "--stream", "--federation-config", federation, "--run-config", settings)
     assert latest(environment)["status"] == "finished:completed", done.stdout + done.stderr
