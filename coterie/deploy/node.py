@@ -36,7 +36,7 @@ class NodeConfig(Fields):  # large: one field per key
         roster: file of who is who, by which signed requests for runs are verified; None: they are not.
         authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
         server: address and authority of the server, for the client's records; coterie client sets it.
-        code: names of data sets and networks that a server may choose although they are not Coterie's.
+        code: names of objects of users (data sets, networks, training) that a server may choose.
         personalize: how it fits released models to its own records, for a model of its own that stays in its state
             folder; None: not at all.
         reply_seconds: least time of a reply, so that its time reveals less.
