@@ -225,12 +225,13 @@ class TableSchema:
         """
         return _parsed(text, where)
 
-    def at_site(self, path: Path) -> TableSchema:
+    def at_site(self, path: str | Path) -> TableSchema:
         """Return the schema of one file, with `ignore` and `file` of ``NAME.site.toml`` if it lies beside ``NAME.csv``.
 
         Raises:
             SchemaError: that file cannot be read or has errors.
         """
+        path = Path(path)
         site = path.with_name(f"{path.name.partition('.')[0]}{SITE_SUFFIX}")
         if not site.exists():
             return self
