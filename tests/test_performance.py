@@ -293,7 +293,7 @@ def test_records_without_labels_cannot_be_evaluated(tmp_path, hospital):
         models.evaluate(models.read(tmp_path / "blind.csv"), 0)
 
 
-def test_models_that_diverged_have_no_metrics():
+def test_models_that_diverged_have_no_metrics(tmp_path):
     from coterie.privacy import Streams
     from coterie.server.config import RunConfig
     from coterie.server.pooled_metrics import with_metrics
@@ -302,6 +302,6 @@ def test_models_that_diverged_have_no_metrics():
     config = RunConfig({"clients": 8, "rounds": 1, "seed": 0, "clusters": 1, "strategy": "fedavg"})
     models, layout = initial_models(config, Streams(0))
     scores = Diagnostics(accuracy=0.1, client_id=(0, 1), client_cluster=(0, 0))
-    assert with_metrics(config, scores, models, layout, additive=False).evaluated_records
+    assert with_metrics(config, scores, models, layout, tmp_path, additive=False).evaluated_records
     models[:] = np.nan
-    assert with_metrics(config, scores, models, layout, additive=False) == scores
+    assert with_metrics(config, scores, models, layout, tmp_path, additive=False) == scores

@@ -280,7 +280,7 @@ def console_tables(document: Document, width: int) -> tuple[list[RichTable], lis
     whole = _view(document, columns, notes)
     views = [whole] if Console(width=1000).measure(whole).maximum <= width else []
     views = views or [_view(document, [column], notes) for column in columns]
-    published = any(cell["paper"] is not None for row in document["rows"] for cell in row["cells"])
+    published = any(cell and cell["paper"] is not None for row in document["rows"] for cell in row["cells"])
     source = f" ({document['source']})" if document["source"] else ""
     views[0].title = document["title"] + source + (": paper → ours" if published else "")
     return views, [f"[{number}] {reason}" for reason, number in notes.items()]

@@ -97,7 +97,7 @@ def _network(
 
 
 @lru_cache(maxsize=4)
-def _initial_own(layers: Layers, name: networks.NetworkSpec, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
+def initial_own(layers: Layers, name: networks.NetworkSpec, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
     """Return the (D - d,) initial personal layers, equal for all clients and public."""
     return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
 
@@ -276,7 +276,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         """(n, D - d) personal layers of each client."""
         if not self.layers.own.names:
             return np.zeros((len(self.clients), 0), np.float32)
-        initial = _initial_own(self.layers, *self.model_spec)
+        initial = initial_own(self.layers, *self.model_spec)
         return np.stack([state.get(OWN, initial) for state in self.states])
 
     def initial(self) -> Vectors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,56 @@ def _check_pendigits(rows: npt.NDArray[np.int64]) -> None:
             raise ValueError(f"its {what} span {values.min()}..{values.max()}; allowed: 0..{most}")
 
 
+def _read_breast_cancer(info: DatasetInfo, root: Path) -> Source:
+    """Scale features by the middle and a quarter of their published ranges: the smallest and largest of each."""
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    low, high = x.min(axis=0), x.max(axis=0)
+    return _divided(info, (x - (low + high) / 2) / ((high - low) / 4), 1 - y)  # class 1 is malignant
+
+
+def _read_diabetes(info: DatasetInfo, root: Path) -> Source:
+    """Scale the published features to variance 1, and the disease progression, from 25 to 346, by 150 and 80."""
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    return _divided(info, x * np.sqrt(len(x)), (y - 150) / 80)
+
+
+def _divided(info: DatasetInfo, x: npt.NDArray[np.float64], y: npt.NDArray[Any]) -> Source:
+    """Split records with NumPy's legacy generator, whose stream is frozen."""
+    order, n = np.random.RandomState(0).permutation(len(x)), info.train_size
+    rows, targets = x[order].astype(np.float32), y[order].astype(np.int64 if info.num_classes else np.float32)
+    return Source(info.name, rows[:n], targets[:n], rows[n:], targets[n:], info.num_classes)
+
+
 #: Built-in vector data sets.
 VECTORS: tuple[DatasetInfo, ...] = (
+    DatasetInfo(
+        "breast-cancer",
+        "Cell nuclei of breast tumours, benign or malignant (UCI Wisconsin Diagnostic, the copy inside scikit-learn)",
+        (30,),
+        2,
+        455,
+        114,
+        "CC BY 4.0",
+        "embedded: nothing to download",
+        _read_breast_cancer,
+        kind="vectors",
+    ),
+    DatasetInfo(
+        "diabetes",
+        "Disease progression of diabetes patients after a year (Efron et al. 2004, the copy inside scikit-learn)",
+        (10,),
+        0,
+        354,
+        88,
+        "public",
+        "embedded: nothing to download",
+        _read_diabetes,
+        kind="vectors",
+    ),
     DatasetInfo(
         "pendigits",
         "Digits written on a tablet, 8 points of the pen each (UCI Pen-Based Recognition of Handwritten Digits)",

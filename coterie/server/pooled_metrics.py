@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie import models as networks
 from coterie import performance
-from coterie.client.cohort import federation, torch_device
-from coterie.client.layers import Additive
+from coterie.client.cohort import OWN, federation, initial_own, torch_device
+from coterie.client.layers import Additive, Layers
 from coterie.client.scores import outputs
+from coterie.client.state import StateFile
 from coterie.datasets import TestSet
 from coterie.results import Diagnostics
 from coterie.server.config import RunConfig
@@ -23,7 +25,13 @@ _MANY = 100_000
 
 
 def with_metrics(
-    config: RunConfig, scores: Diagnostics, models: npt.NDArray[np.float32], layout: Layout, *, additive: bool
+    config: RunConfig,
+    scores: Diagnostics,
+    models: npt.NDArray[np.float32],
+    layout: Layout,
+    clients: Path,
+    *,
+    additive: bool,
 ) -> Diagnostics:
     """Return the scores of the last evaluation with the metrics of all its clients' records together.
 
@@ -32,27 +40,32 @@ def with_metrics(
         scores: of its last evaluation, with the cluster of each client.
         models: (k, d) trained models.
         layout: of their parameters.
+        clients: folder of the clients' state, which holds their personal layers.
         additive: whether a model is a sum of two networks.
     """
     shape, classes = config.examples
-    network = networks.build(config.training.model, shape, classes)
+    network = networks.build(config.training.network, shape, classes)
     if additive:
-        network = Additive(network, networks.build(config.training.model, shape, classes))
-    if Layout.of(networks.trainable(network)) != layout:
-        return scores  # clients have layers of their own
-    counts = _tested(config, scores)
+        network = Additive(network, networks.build(config.training.network, shape, classes))
+    layers = Layers.of(network, layout)
+    counts = _tested(config, scores, personal=bool(layers.own.names))
     if not counts:
         return scores
     device = torch_device(config.training.device)
-    predicted = [
-        outputs(network, layout, models[cluster][None], test, device)[0].reshape(len(test.y), -1)
-        for test, cluster in counts
-    ]
-    labels = np.concatenate([test.y for test, _ in counts])
-    weights = np.repeat(np.array(list(counts.values()), np.float64), [len(test.y) for test, _ in counts])
-    found, schema = np.concatenate(predicted), config.facts.schema
+    initial = initial_own(layers, config.training.network, shape, classes)
+
+    def predicted(test: TestSet, cluster: int, client: int) -> npt.NDArray[np.float64]:
+        own = np.zeros((1, 0), np.float32)
+        if layers.own.names:
+            own = StateFile(clients, client).read().get(OWN, initial)[None]
+        vector = layers.join(models[cluster][None], own)
+        return outputs(network, layers.whole, vector, test, device)[0].reshape(len(test.y), -1)
+
+    found, schema = np.concatenate([predicted(*key) for key in counts]), config.facts.schema
     if not np.isfinite(found).all():
         return scores
+    labels = np.concatenate([test.y for test, *_ in counts])
+    weights = np.repeat(np.array(list(counts.values()), np.float64), [len(test.y) for test, *_ in counts])
     if classes:
         metrics = performance.of_classes(labels, performance.probabilities(found), weights)
     else:
@@ -62,16 +75,19 @@ def with_metrics(
     return replace(scores, evaluated_records=int(weights.sum()), class_names=names, **metrics.metrics)
 
 
-def _tested(config: RunConfig, scores: Diagnostics) -> Counter[tuple[TestSet, int]]:
-    """Return the number of clients by test set and cluster; some clients, if all have too many records."""
+def _tested(config: RunConfig, scores: Diagnostics, personal: bool) -> Counter[tuple[TestSet, int, int]]:
+    """Return the number of clients by test set, cluster, and client if it has layers of its own, otherwise -1.
+
+    If all clients have too many records, it is that of some.
+    """
     data = federation(config.for_clients())
     clients, clusters = scores.client_id or (), scores.client_cluster or ()
-    counts: Counter[tuple[TestSet, int]] = Counter()
+    counts: Counter[tuple[TestSet, int, int]] = Counter()
     records = 0
     for i in np.random.default_rng(config.partition_seed).permutation(len(clusters)).tolist():
         test = data.shard(clients[i]).test
         if not len(test.y) or records >= _MANY:
             continue
         records += len(test.y)
-        counts[test, clusters[i]] += 1
+        counts[test, clusters[i], clients[i] if personal else -1] += 1
     return counts

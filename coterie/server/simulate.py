@@ -80,7 +80,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
         grid = SummingGrid(config.data.clients, workers, folder.report_progress, partial(require_data, config))
         try:
-            return execute(folder, grid, partial(_compared, config))
+            return execute(folder, grid, partial(_compared, folder))
         finally:
             grid.close()
     from coterie.flower.grid import with_check
@@ -88,7 +88,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     outcomes: list[Outcome] = []
     run_on_ray(
         lambda grid: outcomes.append(
-            execute(folder, with_check(grid, partial(require_data, config)), partial(_compared, config))
+            execute(folder, with_check(grid, partial(require_data, config)), partial(_compared, folder))
         ),
         config.data.clients,
         address=config.simulation.ray_address,
@@ -98,7 +98,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     return outcomes[0]
 
 
-def _compared(config: RunConfig, scores: Diagnostics, trained: Trained) -> Diagnostics:
+def _compared(folder: RunFolder, scores: Diagnostics, trained: Trained) -> Diagnostics:
     """Add metrics of the models, and the accuracies of models that clients train alone."""
     from coterie.server.alone import compared_alone
     from coterie.server.pooled_metrics import with_metrics
@@ -106,8 +106,10 @@ def _compared(config: RunConfig, scores: Diagnostics, trained: Trained) -> Diagn
 
     request = trained.request
     if isinstance(request, EvaluateRequest):
-        scores = with_metrics(config, scores, trained.models, trained.layout, additive=request.additive)
-    return compared_alone(config, scores)
+        scores = with_metrics(
+            folder.config, scores, trained.models, trained.layout, folder.path / "clients", additive=request.additive
+        )
+    return compared_alone(folder.config, scores)
 
 
 def _cores() -> int:

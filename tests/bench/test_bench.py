@@ -134,6 +134,9 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     assert "[2] no noise reaches" in text
     (view,), notes = console_tables(result, 200)
     assert (view.row_count, len(view.columns), len(notes)) == (4, 3, 2)
+    cells = [[cell and {**cell, "paper": None} for cell in row["cells"]] for row in result["rows"]]
+    unpublished = {**result, "rows": [{**row, "cells": own} for row, own in zip(result["rows"], cells, strict=True)]}
+    assert "paper" not in console_tables(unpublished, 200)[0][0].title
     narrow, _ = console_tables(result, 60)
     assert [(view.row_count, len(view.columns)) for view in narrow] == [(3, 2), (2, 2)]
     console = Console(width=30, file=io.StringIO())

@@ -87,3 +87,31 @@ def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "pendigits" / "penbased.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"is not a csv file .*can't decode"):
         load("pendigits", str(tmp_path))
+
+
+def test_clinical_tables_are_those_of_scikit_learn():
+    cancer, diabetes = load("breast-cancer"), load("diabetes")
+    assert (cancer.train_x.shape, cancer.test_x.shape, cancer.num_classes) == ((455, 30), (114, 30), 2)
+    both = np.concatenate([cancer.train_x, cancer.test_x])
+    assert (both.min(), both.max()) == (-2, 2)  # the ends of the published ranges
+    assert np.concatenate([cancer.train_y, cancer.test_y]).sum() == 212  # malignant
+    assert (diabetes.train_x.shape, diabetes.test_x.shape, diabetes.num_classes) == ((354, 10), (88, 10), 0)
+    targets = np.concatenate([diabetes.train_y, diabetes.test_y]) * 80 + 150
+    assert (targets.min(), targets.max()) == (25, 346)
+    assert np.concatenate([diabetes.train_x, diabetes.test_x]).std(axis=0) == pytest.approx(1, abs=1e-4)
+
+
+def test_models_of_single_sites_have_metrics_too(tmp_path):
+    from coterie.server import RunConfig, RunFolder
+    from coterie.server.simulate import simulate
+
+    values = {"strategy": "local", "dataset": "breast-cancer", "clients": 3, "samples-per-client": 60, "rounds": 4}
+    values |= {"model": "linear", "shift": "none", "groups": "1", "privacy-unit": "none", "seed": 0, "lr": 1.0}
+    folder = RunFolder.create(tmp_path / "run", RunConfig(values | {"sampling-rate": 1.0}))
+    try:
+        scores = simulate(folder, cores=1).diagnostics
+    finally:
+        folder.close()
+    assert scores.evaluated_records == 3 * 114
+    assert scores.pooled_accuracy == pytest.approx(scores.accuracy)
+    assert 0.9 < scores.roc_auc <= 1
