@@ -18,6 +18,7 @@ from flwr.common.logger import log
 from safetensors.numpy import save
 
 from coterie import __version__
+from coterie import models as networks
 from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
@@ -122,6 +123,8 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         adapters=training.adapters,
         frozen=training.frozen,
         pretrained=cohort.config.pretrained_sha256,
+        trainable_parameters=networks.sizes(own.network)[0],
+        parameters=networks.sizes(own.network)[1],
         features=training.features,
         kind=known.kind,
         shape=known.shape,

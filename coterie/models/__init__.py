@@ -17,7 +17,17 @@ from coterie.models.fixed import (
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.last_layer import check_personal, last_layer
-from coterie.models.networks import MODELS, ModelInfo, build, check_kind, constants_of, drawn, initialise, is_tested
+from coterie.models.networks import (
+    MODELS,
+    ModelInfo,
+    build,
+    check_kind,
+    constants_of,
+    drawn,
+    initialise,
+    is_tested,
+    sizes_of,
+)
 from coterie.models.pretrained import file_hash
 from coterie.models.several_inputs import Part, with_inputs
 from coterie.models.spec import NetworkSpec
@@ -32,6 +42,7 @@ from coterie.models.trainable import (
     num_parameters,
     set_trainable,
     set_training,
+    sizes,
     trainable,
     without_batch_norm,
 )
@@ -78,6 +89,8 @@ __all__ = [
     "random_conv",
     "set_trainable",
     "set_training",
+    "sizes",
+    "sizes_of",
     "trainable",
     "with_inputs",
     "with_lora",

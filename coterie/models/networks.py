@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from coterie.models.errors import ModelError
 from coterie.models.spec import NetworkSpec
-from coterie.models.trainable import constants, float32_arrays
+from coterie.models.trainable import constants, float32_arrays, sizes
 from coterie.plugins import PluginError, load_function, provided, unknown
 
 if TYPE_CHECKING:
@@ -144,6 +144,18 @@ def constants_of(name: Model, input_shape: Sequence[int], num_classes: int) -> d
         return {}
     with torch.random.fork_rng(devices=()):
         return constants(build(name, input_shape, num_classes))
+
+
+def sizes_of(name: Model, input_shape: Sequence[int], num_classes: int) -> tuple[int, int]:
+    """Return :func:`~coterie.models.trainable.sizes` of a network from `build`.
+
+    Raises:
+        ModelError: see `build`.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        return sizes(build(name, input_shape, num_classes))
 
 
 def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.float32]]:

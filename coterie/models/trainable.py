@@ -38,6 +38,11 @@ def num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in trainable(network).values())
 
 
+def sizes(network: nn.Module) -> tuple[int, int]:
+    """Return how many numbers of a network's parameters train, and how many there are."""
+    return num_parameters(network), sum(parameter.numel() for parameter in network.parameters())
+
+
 def float32_arrays(network: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
     """Return copies of the parameters that train, by name."""
     return {name: value.detach().cpu().float().numpy().copy() for name, value in trainable(network).items()}

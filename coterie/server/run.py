@@ -151,6 +151,8 @@ def _card(
     """The card of the first model."""
     request, facts = strategy.evaluation(), config.facts
     of_records = request.encoder if isinstance(request, LabelRequest) else None
+    trains = config.method.produces == "models"
+    sizes = networks.sizes_of(config.training.network, *config.examples) if trains else (None, None)
     return ModelCard(
         strategy=config.run.strategy,
         dataset=config.data.dataset,
@@ -158,6 +160,8 @@ def _card(
         adapters=config.training.adapters,
         frozen=config.training.frozen,
         pretrained=config.pretrained_hash,
+        trainable_parameters=sizes[0],
+        parameters=sizes[1],
         features=config.training.features,
         kind=facts.kind,
         shape=facts.shape,

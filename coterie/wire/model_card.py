@@ -33,6 +33,8 @@ class ModelCard(Fields):  # large: one field per key
         adapters: adapters of the network, as the setting of this name; None: there are none.
         frozen: layers and parameters that are frozen, as the setting of this name; None: those of the model.
         pretrained: SHA-256 of the file of initial parameters, hexadecimal; None: there is none.
+        trainable_parameters: number of numbers of the network that train; None: the method trains no model.
+        parameters: number of all numbers in its parameters.
         features: name of the fixed features that precede the network.
         kind: "images", "vectors" or "tokens".
         shape: shape of an example, before the features.
@@ -64,6 +66,8 @@ class ModelCard(Fields):  # large: one field per key
     adapters: str | None = None
     frozen: str | None = None
     pretrained: Annotated[str | None, Length(64)] = None
+    trainable_parameters: Annotated[int | None, Bounds(0, 1 << 53)] = None
+    parameters: Annotated[int | None, Bounds(0, 1 << 53)] = None
     features: str
     kind: Annotated[str, OneOf(("images", "vectors", "tokens"))]
     shape: Annotated[tuple[int, ...], Bounds(1, MAX_EXAMPLE), Length(3)]

@@ -105,6 +105,8 @@ def test_adapters_of_a_built_in_network_train_alone(tmp_path, method):
     assert {*tensors} == {*initialise(network, (1, 8, 8), 10, 0)} >= {"hidden.up.weight", "output.bias"}
     models = coterie.load(tmp_path / "run")
     assert models.card.network == network
+    sizes = (64 + 32) * 2 + 32 * 10 + 10, 64 * 32 + 32 + 32 * 10 + 10 + (64 + 32) * 2
+    assert (models.card.trainable_parameters, models.card.parameters) == sizes
     assert models.card.constants == fingerprint(constants_of(network, (1, 8, 8), 10))
     assert [*dict(merged(models[0]).named_parameters())] == [*initialise("mlp-32", (1, 8, 8), 10, 0)]
 
