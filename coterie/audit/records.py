@@ -19,6 +19,7 @@ from torch import nn
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet, Units
+from coterie.models import float32_arrays, set_trainable, trainable, with_lora
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
 from coterie.wire.messages import Layout
 
@@ -35,8 +36,9 @@ _MODES: dict[str, Any] = {
     "sequential clients": {"batched": False},
     "sequential clients by Opacus": {"batched": False, "ghost": False},
     "units of several records": {"batched": True},
+    "adapters beside frozen layers": {"batched": False},
 }
-_UNITS = "units of several records"
+_UNITS, _ADAPTERS = "units of several records", "adapters beside frozen layers"
 
 
 def audit_records(streams: Streams, replies: int, attacks: str = "") -> list[Finding]:
@@ -73,15 +75,19 @@ def _plan(**numbers: Any) -> RecordPlan:
 # ---- gradients --------------------------------------------------------------------------------------------
 
 
-def _network() -> tuple[nn.Sequential, Layout, Vectors]:
-    """Return two layers and their (1, d) parameters.
+def _network(adapters: bool = False) -> tuple[nn.Module, Layout, Vectors]:
+    """Return two layers and their (1, d) trainable parameters: all, or those of adapters.
 
     Record (1, 0) of class 0 has no gradient, and (0, 1) of class 1 a very large one.
     """
-    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    network: nn.Module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     first, second = np.eye(2), 100 * np.array([[1.0, 1.0], [-1.0, -1.0]])
-    layout = Layout.of(dict(network.named_parameters()))
-    return network, layout, layout.flatten(dict(zip(layout.names, (first, second), strict=True)))[None]
+    set_trainable(network, {"0.weight": first, "1.weight": second})
+    if adapters:  # with A = (1, 1) and B = 0, the gradient of B is as large
+        network = with_lora(network, rank=1)
+        set_trainable(network, {f"{layer}.down.weight": np.ones((1, 2)) for layer in range(2)})
+    layout = Layout.of(trainable(network))
+    return network, layout, layout.flatten(float32_arrays(network))[None]
 
 
 def _shard(victim: bool, units: bool = False) -> Shard:
@@ -120,7 +126,7 @@ def _updates(
         (count, d) updates in units of one clipped gradient's step, and (count,) shares of short gradients in units of
         one record.
     """
-    network, layout, start = _network()
+    network, layout, start = _network(mode == _ADAPTERS)
     starts, shards = np.repeat(start, count, axis=0), [_shard(victim, mode == _UNITS)] * count
     below = np.zeros(count)
     moved = train_privately(

@@ -25,7 +25,7 @@ def broken(attacks):
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
-    assert len(findings) == 10
+    assert len(findings) == 11
     assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
@@ -57,7 +57,25 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
     monkeypatch.setattr(ghost, "_MARGIN", margin)
-    assert len(broken("gradient of any norm")) == 4
+    assert len(broken("gradient of any norm")) == 5
+
+
+def test_an_adapter_that_counts_half_in_the_norm_of_a_record_is_found(monkeypatch):
+    class Halved:
+        def __init__(self, gradient):
+            self.sum, self.numbers = gradient.sum, gradient.numbers
+            self.squares, self.spread = gradient.squares / 4, gradient.spread / 4
+
+    right = ghost.GhostClipping.gradients
+
+    def wrong(self, x, y):
+        found = right(self, x, y)
+        hidden = len(x) == 4  # from DP-SGD's own comparison with autograd, which would use another method
+        adapters = [value for name, value in self.named.items() if hidden and name.endswith("up.weight")]
+        return found | {value: Halved(found[value]) for value in adapters}
+
+    monkeypatch.setattr(ghost.GhostClipping, "gradients", wrong)
+    assert broken("gradient of any norm") == ["gradient of any norm (adapters beside frozen layers)"]
 
 
 def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
