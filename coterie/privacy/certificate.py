@@ -15,12 +15,14 @@ from typing import Any
 
 from coterie.files import finite
 from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
-from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
+from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, composed, epsilon
 from coterie.privacy.ledger import START, count_events, earlier_events, extended_terms, header_digest
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import NO_EVENTS, Guarantee
 
+#: Entry of a certificate: largest share of right guesses of an attacker.
+ODDS = "attacker_right"
 #: Entry of the public inputs: column of the tables that names the unit of a record.
 UNIT_COLUMN = "unit-column"
 _OUTSIDE = (
@@ -82,6 +84,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "adjacency": _adjacency(plan, header),
         "mechanism": plan.mechanism,
         "epsilon_participation_visible": finite(max(visible_epsilon(profile.events, delta) for profile in profiles)),
+        ODDS: max(profile.attacker_right() for profile in profiles),
         "epsilon": finite(cost),
         "epsilon_budget": finite(plan.epsilon),
         "delta": delta if plan.private else None,
@@ -288,6 +291,17 @@ class _Profile:
         cost = epsilon(self.events, delta, accountant)
         limited = delta == self.plan.delta and accountant == self.plan.accountant and not self.overcharged
         return min(cost, self.plan.epsilon) if limited else cost
+
+    def attacker_right(self) -> float:
+        """Largest share of right guesses of an attacker whether one client, or one record, took part, 1/2 being chance.
+
+        The attacker knows all other data, and sees all that is published; at client level, also who takes part. Both
+        answers are equally likely. The share is (1 + δ(0)) / 2, since δ(0) bounds the total variation.
+        """
+        accountant = composed((), "pld") if self.plan.unit == "record" else VisibleAccountant()
+        for event, count in events_of_a_client(self.events).items():
+            accountant.compose(event, count)
+        return (1 + accountant.delta(0.0)) / 2
 
     def described(self, delta: float) -> dict[str, Any]:
         """Return the entry of the profile in the certificate."""

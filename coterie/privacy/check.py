@@ -12,7 +12,7 @@ from typing import Any
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
-from coterie.privacy.certificate import certificate, plan_in_force
+from coterie.privacy.certificate import ODDS, certificate, plan_in_force
 from coterie.privacy.ledger import LedgerError, count_of, earlier_events, event_of, read_chained
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
@@ -146,6 +146,8 @@ def check(
     if stated is not None:
         follows = certificate(header, charges)
         for key, value, derived in _differences(_unversioned(stated), _unversioned(follows)):
+            if value is _Absent and key == ODDS:
+                continue  # it was written by a version without this entry, which states no guarantee
             if value is _Absent and key.rpartition(".")[2] in _LATER and _LATER.isdisjoint(header["plan"]):
                 continue  # both were written by a version without these entries
             problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from coterie.files import FileError, open_regular
-from coterie.privacy.certificate import UNIT_COLUMN
+from coterie.privacy.certificate import ODDS, UNIT_COLUMN
 from coterie.report import clustered_records as records
 from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
@@ -430,6 +430,20 @@ def _privacy_tile(run: Run) -> _Tile:
     return _Tile("Privacy loss ε", loss, note, _status(run), run.certified, "How private?")
 
 
+def _odds(run: Run) -> list[str]:
+    """Return what ε means to an attacker, and how to check it."""
+    right = run.certificate.get(ODDS)
+    if right is None:
+        return []
+    seen = " and who takes part" if run.unit == "client" else ""
+    return [
+        f"In other words: somebody who knows all other data, sees all that is published{seen}, and guesses whether one "
+        f"{run.unit} took part, as likely as not, is right in at most {formats.percent(right)} of the cases; blind "
+        f"guesses are right in 50{formats.NBSP}%. Anyone can derive this from the ledger: coterie privacy check "
+        f"{run.name}."
+    ]
+
+
 def _guarantee(run: Run) -> list[str]:
     """Describe the certificate in plain language, one string per paragraph."""
     if run.unit == "none":
@@ -458,6 +472,7 @@ def _guarantee(run: Run) -> list[str]:
             f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
             f"For every set of published outcomes, {change} {one.get(run.unit, f'one {run.unit}')} changes the "
             f"probability by a factor of at most e^ε ≈ {factor}, up to an additive δ = {delta}.",
+            *_odds(run),
         ]
     visible = run.certificate.get("epsilon_participation_visible")
     if not run.finished or (visible is None and shown is None):

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from coterie.privacy.certificate import epsilon_observers
+from coterie.privacy.certificate import ODDS, epsilon_observers
 from coterie.report import formats
 from coterie.report.payoff import federation_pays
 from coterie.report.predictions import named_metrics, verdict
@@ -114,6 +114,9 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     rows = [("Privacy", Text(f"ε = {loss if shown is None else formats.epsilon(shown)}, δ = {delta} ({adjacency})"))]
     if shown is not None:
         rows += [("", Text(f"ε = {loss} where nobody observes which clients take part"))]
+    if (right := certificate.get(ODDS)) is not None and right < 1:
+        chance = f"; chance 50{formats.NBSP}%"
+        rows += [("Attacker's guess", Text(f"right in at most {formats.percent(right)} of the cases{chance}"))]
     if certificate.get("certified"):
         return [*rows, ("Certified", Text("yes", "bold green"))]
     reasons = reasons or "no reason was recorded"

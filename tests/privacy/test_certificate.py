@@ -1,7 +1,9 @@
 """The certificate says what is true, and no when it is not; it follows from the ledger alone."""
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
+from statistics import NormalDist
 
 import pytest
 
@@ -19,6 +21,7 @@ from coterie.privacy import (
     plan_of,
     read_ledger,
 )
+from coterie.privacy.certificate import _Profile
 from coterie.privacy.check import check
 
 NUMBERS = {"clients": 100, "num_clusters": 2, "sampling_rate": 0.2, "rounds": 20, "clip_norm": 0.5}
@@ -254,3 +257,12 @@ def test_entries_that_version_0_2_has_not_may_be_missing_only_together():
         assert len(found) == problems, found
         assert all("= nothing, but the ledger gives" in text for text in found)
         assert len(check(ledger.header, ledger.charges, {**document, "epsilon": 1.0})) == problems + 1
+
+
+@pytest.mark.parametrize("noise", [0.7, 1.0, 3.0])
+def test_the_odds_are_those_of_the_best_test_between_two_gaussians(noise):
+    """Of n releases with noise z, the best attacker is right with probability Φ(√n / 2z)."""
+    rounds = 4
+    profile = _Profile(1, make(), Counter({Event(1.0, noise): rounds}), False)
+    assert profile.attacker_right() == pytest.approx(NormalDist().cdf(rounds**0.5 / 2 / noise), abs=1e-3)
+    assert profile.attacker_right() >= NormalDist().cdf(rounds**0.5 / 2 / noise)
