@@ -45,7 +45,7 @@ ALLOWED = {
     "engine": {"client", "flower", "generators", "logs", "privacy", "progress", "rounds", "wire"},
     "guard": {"client", "fields", "files", "logs", "models", "privacy", "wire"},
     "inference": {"client", "datasets", "fields", "files", "models", "performance", "results", "settings", "wire"},
-    "report": {"files", "privacy", "results", "settings", "strategies"},
+    "report": {"files", "models", "privacy", "results", "settings", "strategies"},
     "server": {
         "client",
         "datasets",

@@ -16,7 +16,17 @@ Config = Mapping[str, Any]
 #: Paths, devices, timeouts and ports: where a run takes place, which does not change what it computes.
 PLACES = frozenset(
     {
-        *("out", "resume", "signed-request", "data-dir", "device", "budget-file", "client-names", "train-alone"),
+        *(
+            "out",
+            "resume",
+            "signed-request",
+            "data-dir",
+            "pretrained",
+            "device",
+            "budget-file",
+            "client-names",
+            "train-alone",
+        ),
         *("round-timeout", "registration-timeout"),
         *(
             "roster",
@@ -132,11 +142,12 @@ def _declared(strategy: str) -> dict[str, Setting]:
 
     Those of a method that this version does not have are missing.
     """
+    from coterie.models.settings import TrainingSettings
     from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
     from coterie.strategies.registry import STRATEGIES
     from coterie.strategies.settings import AggregationSettings
 
-    tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings]
+    tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings, TrainingSettings]
     if strategy in STRATEGIES:
         tables.append(STRATEGIES[strategy].settings_class)
     return {setting.key: setting for table in tables for setting in table.declared().values()}
