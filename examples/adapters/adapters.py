@@ -108,6 +108,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     epsilons, start = ([8.0] if options.quick else [2.0, 4.0, 8.0]), time.perf_counter()
     results: list[dict[str, object]] = []
+    width, records = (32, 16) if options.quick else (256, 256)  # first: a process has at least the peak of its parent
+    costs = {what: measured(what, width, records) for what in (ADAPTERS, "lora:rank=1", "none")}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base.safetensors"
         plays.pretrain(base, 20 if options.quick else 1000)
@@ -131,8 +133,6 @@ def main() -> None:
                             f"{4 * size:,} bytes an update, {time.perf_counter() - start:.0f} s",
                             flush=True,
                         )
-    width, records = (32, 16) if options.quick else (256, 256)
-    costs = {what: measured(what, width, records) for what in (ADAPTERS, "lora:rank=1", "none")}
     for what, (seconds, megabytes) in costs.items():
         print(f"DP-SGD of {records} records, width {width}, adapters {what}: {seconds:.3f} s, {megabytes:.0f} MB")
     if options.out:
