@@ -4,8 +4,10 @@ import shutil
 import time
 
 import pytest
+from safetensors.torch import load_file
 from stack import OWN_DATA
 
+from coterie.models import NetworkSpec, constants_of, differing
 from coterie.privacy import read_ledger
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
@@ -31,8 +33,9 @@ RUN = {
 
 @pytest.mark.xdist_group("faults")
 def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
-    rounds = 24
-    run_id = stack.submit(**RUN, rounds=rounds, out="/runs/faults")
+    rounds, network = 24, NetworkSpec("mlp-32", adapters="lora:rank=2")
+    run = {**RUN, "model": network.model, "adapters": network.adapters}
+    run_id = stack.submit(**run, rounds=rounds, out="/runs/faults")
     stack.until(lambda: len(stack.lines("faults")) >= 1)
     stack.kill("supernode-0")  # comes back after more than 60 s, when the SuperLink takes it again
     stack.until(lambda: len(stack.lines("faults")) >= 3)
@@ -48,7 +51,7 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
         done = len(stack.lines("faults"))
     stack.wait(run_id, seconds=180)
     assert 7 <= len(stack.lines("faults")) == done < rounds
-    resumed = stack.submit(**RUN, rounds=rounds, out="/runs/faults", resume=True)
+    resumed = stack.submit(**run, rounds=rounds, out="/runs/faults", resume=True)
     stack.complete(resumed)
 
     lines = stack.lines("faults")
@@ -64,6 +67,11 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
         # No charge is lost, and none is made for a question that is only asked again.
         assert stack.paid(client) == list(range(1, rounds + 1))
         assert stack.spent(f"clientapp-{client}", client)["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
+    # Frozen parameters are those of round 0, bit for bit, and only adapters have travelled.
+    models = stack.runs / "faults" / "models"
+    frozen = load_file(models / "constants.safetensors")
+    assert differing(frozen, constants_of(network, (1, 8, 8), 10)) == []
+    assert load_file(models / "cluster-0.safetensors").keys().isdisjoint(frozen)
 
 
 def test_correlated_noise_and_a_serverapp_that_dies(stack):
