@@ -1275,7 +1275,7 @@ MUTATIONS = [
         "coterie/guard/watched_training.py",
         "or trains.keys() - set(keys)",
         "",
-        "tests/guard/test_adapters.py::test_what_is_no_constant_is_refused",
+        "tests/guard/test_guarded_adapters.py::test_what_is_no_constant_is_refused",
     ),
     Mutation(
         "a trainer changes the records of its client",

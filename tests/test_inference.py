@@ -529,7 +529,7 @@ def test_a_card_cannot_make_a_small_file_take_much_memory(tmp_path):
 def test_every_network_is_loaded_as_it_was(tmp_path, name):
     kind = MODELS[name].takes[0]
     shape = {"images": (1, 16, 16), "vectors": (6,), "tokens": (9,)}[kind]
-    classes = 0 if MODELS[name].outputs == "number" else 30
+    classes = 0 if MODELS[name].outputs == ("number",) else 30
     parameters = initialise(name, shape, classes, 0)
     about = json.dumps({**CARD, "model": name, "kind": kind, "shape": shape, "num-classes": classes})
     save_file(parameters, tmp_path / "cluster-0.safetensors", metadata={"about": about})

@@ -32,6 +32,7 @@ Builder = Callable[[Shape, int], "nn.Module"]
 _SHAPES = {"images": "(C, H, W)", "tokens": "(L,)", "vectors": "(F,)"}
 # Inputs of networks that flatten them.
 _FLAT = ("images", "vectors")
+_EITHER = ("logits", "number")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ModelInfo:
         source: paper that uses it.
         builder: builds the network from the shape of an example and the number of classes.
         takes: supported inputs: "images", "tokens" (as many distinct ones as classes) or "vectors".
-        outputs: "logits", or a "number" per example for data without classes.
+        outputs: what it supports: "logits", or a "number" per example for data without classes.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ModelInfo:
     source: str
     builder: Builder
     takes: tuple[str, ...] = ("images",)
-    outputs: str = "logits"
+    outputs: tuple[str, ...] = ("logits",)
 
 
 def build(name: Model, input_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -102,11 +103,13 @@ def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
         raise ModelError(
             f"model '{info.name}' expects {takes}, not examples of shape {shape}; use {others}, or other data"
         )
-    if (num_classes == 0) != (info.outputs == "number"):
-        wanted = "0 (real targets)" if info.outputs == "number" else "at least 1"
+    needed = "logits" if num_classes else "number"
+    if needed not in info.outputs:
+        wanted = "at least 1" if num_classes == 0 else "0 (real targets)"
+        others = ", ".join(sorted(name for name, other in MODELS.items() if needed in other.outputs))
         raise ModelError(
-            f"model '{info.name}' outputs {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
-            f"{num_classes}, but must be {wanted}; use another model or other data"
+            f"model '{info.name}' outputs {'logits' if num_classes == 0 else 'one number'}: num_classes is "
+            f"{num_classes}, but must be {wanted}; use {others}, or other data"
         )
 
 
@@ -180,7 +183,7 @@ def _chain(**layers: nn.Module) -> nn.Module:
 def _linear(shape: Shape, num_classes: int) -> nn.Module:
     from torch import nn
 
-    return _chain(flatten=nn.Flatten(), output=nn.Linear(int(np.prod(shape)), num_classes))
+    return _chain(flatten=nn.Flatten(), **_output(int(np.prod(shape)), num_classes))
 
 
 def _mlp(width: int) -> Builder:
@@ -191,10 +194,18 @@ def _mlp(width: int) -> Builder:
             flatten=nn.Flatten(),
             hidden=nn.Linear(int(np.prod(shape)), width),
             relu=nn.ReLU(),
-            output=nn.Linear(width, num_classes),
+            **_output(width, num_classes),
         )
 
     return builder
+
+
+def _output(width: int, num_classes: int) -> dict[str, nn.Module]:
+    """Return the last layers: logits of classes, or one number."""
+    from torch import nn
+
+    number = {} if num_classes else {"number": nn.Flatten(0)}
+    return {"output": nn.Linear(width, max(num_classes, 1)), **number}
 
 
 def _cnn_tiny(shape: Shape, num_classes: int) -> nn.Module:
@@ -315,17 +326,29 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (
-        ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", _linear, _FLAT),
         ModelInfo(
-            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", _mlp(32), _FLAT
+            "linear",
+            "softmax regression, or linear regression of real targets",
+            "convex case of IFCA and RR-Cluster",
+            _linear,
+            _FLAT,
+            _EITHER,
         ),
-        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", _mlp(200), _FLAT),
+        ModelInfo(
+            "mlp-32",
+            "one hidden layer of 32, ReLU",
+            "our default; RR-Cluster's tables on pool2",
+            _mlp(32),
+            _FLAT,
+            _EITHER,
+        ),
+        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", _mlp(200), _FLAT, _EITHER),
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", _cnn_tiny),
         ModelInfo("cnn-cells", "conv3×3 16 without pooling, output", "our own, for features = hog", _cnn_cells),
         ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", _cnn_small),
         ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", _lenet),
         ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", _resnet18_gn),
         ModelInfo("lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", _lstm_char, ("tokens",)),
-        ModelInfo("regression", "one affine function", "RR-Cluster's lines", _regression, ("vectors",), "number"),
+        ModelInfo("regression", "one affine function", "RR-Cluster's lines", _regression, ("vectors",), ("number",)),
     )
 }

@@ -39,6 +39,7 @@ _PROSE_KEYS = {
     "tuned_outside",
 }
 
+_UNEVALUATED = "not evaluated; a site does, on its held-out records: coterie evaluate RUN FILE --held-out"
 # Sites whose rows are not folded.
 _WORST = 10
 
@@ -242,15 +243,16 @@ def _how_good(run: Run) -> _Tile:
         note = "normalised mutual information of clusters and classes"
         return _Tile("NMI", formats.index(scores.nmi), note, **look)
     value = formats.percent(scores.accuracy)
+    name = "Accuracy" if scores.rmse is None else "R², at least 0"
     if warning := verdict(scores):
-        return _Tile("Accuracy", value, warning, "not better than a constant", good=False, question="How good?")
+        return _Tile(name, value, warning, "not better than a constant", good=False, question="How good?")
     if run.noisy:
         note = "mean over all clients, each with its own model; ε covers this release"
         return _Tile("Noisy mean accuracy", value, note, **look)
     sampled = scores.evaluated_clients
     of = f"{sampled} clients, drawn at random" if sampled else "clients"
-    note = f"mean over {of}, each with its own model" if scores.accuracy is not None else "not evaluated"
-    return _Tile("Accuracy", value, note, **look)
+    note = f"mean over {of}, each with its own model" if scores.accuracy is not None else _UNEVALUATED
+    return _Tile(name, value, note, **look)
 
 
 def _how_fair(run: Run, run_sites: Sequence[Site]) -> _Tile:

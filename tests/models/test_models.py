@@ -175,7 +175,6 @@ def test_unknown_names_get_the_nearest():
         ((28, 28), 10, r"input_shape is \(28, 28\)"),
         ((1, 0, 8), 10, r"it must be \(C, H, W\) for images, \(L,\) for tokens or \(F,\) for vectors"),
         ((0,), 10, "with positive sizes"),
-        (SHAPE, 0, "model 'linear' outputs logits: num_classes is 0, but must be at least 1"),
         (SHAPE, -1, "num_classes is -1; it must be at least 1, or 0 for regression"),
     ],
 )
@@ -414,7 +413,11 @@ def test_features_are_stable_objects():
 def test_listing_needs_no_torch():
     code = "import sys, coterie.models; print(*(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models", "coterie.plugins"}
+    assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} <= {
+        "coterie.files",
+        "coterie.models",
+        "coterie.plugins",
+    }
 
 
 def bars(slants, places, size=28):
@@ -498,3 +501,41 @@ def test_random_conv_s_filters_by_hand():
     expected -= expected.mean()
     expected *= 4 / np.sqrt(1.49) / (np.linalg.norm(expected) + 1e-3)
     np.testing.assert_allclose(random_conv(image)[0, :16], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp-32", "mlp-200"])
+def test_plain_networks_predict_real_targets_too(name):
+    network = build(name, (6,), 0)
+    assert network(torch.zeros(3, 6)).shape == (3,)
+    images = build(name, SHAPE, 0)
+    assert images(torch.zeros(2, *SHAPE)).shape == (2,)
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("name", ["linear", "mlp-32"])
+def test_real_targets_train_alike_together_and_alone(name, private):
+    from coterie.client.backend import train
+    from coterie.client.dpsgd import DPSGD, train_privately
+    from coterie.client.sgd import LocalTrainingConfig
+    from coterie.datasets import Shard, TestSet
+    from coterie.wire.messages import Layout
+
+    rng, network = np.random.default_rng(0), build(name, (5,), 0)
+    layout = Layout.of(dict(network.named_parameters()))
+    shards = []
+    for client in range(3):
+        x, y = rng.normal(size=(8, 5)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+        shards.append(Shard(client, 0, x, y, TestSet(x, y)))
+    start = np.tile(layout.flatten({key: value.detach().numpy() for key, value in network.named_parameters()}), (3, 1))
+
+    def moved(clients):
+        some = [shards[client] for client in clients]
+        rngs = [np.random.default_rng(client) for client in clients]
+        if not private:
+            return train(network, layout, start[: len(some)], some, rngs, LocalTrainingConfig(2, 4, 0.1))
+        settings = [DPSGD(8, 8, 1, 0.1, 0.5, 0.0)] * len(some)
+        return train_privately(network, layout, start[: len(some)], some, rngs, rngs, settings, batched=len(some) > 1)
+
+    alone = np.concatenate([moved([client]) for client in range(3)])
+    assert np.linalg.norm(alone, axis=1).min() > 1e-3
+    np.testing.assert_allclose(moved(range(3)), alone, atol=1e-6)

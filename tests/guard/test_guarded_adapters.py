@@ -98,7 +98,7 @@ def site(tmp_path):
 
 @pytest.mark.parametrize("names", [plain, renamed])
 def test_adapters_alone_travel(site, names, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="flwr")
     reply, sent = answered(site, honest, names)
     assert not reply.has_error()
     found = {name: array.numpy() for name, array in reply.content["arrays"].items()}
