@@ -106,8 +106,12 @@ def test_documented_extras_are_there():
 #: Runs commands without the packages of all extras, until one fails.
 WITHOUT = """
 import sys
-for name in ("torchvision", "ray", "pyarrow", "openpyxl", "prometheus_client", "mlflow", "onnx", "tensorboard"):
-    sys.modules[name] = None
+absent = {"torchvision", "ray", "pyarrow", "openpyxl", "prometheus_client", "mlflow", "onnx", "tensorboard"}
+class Absent:
+    def find_spec(name, *rest):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent)
 from coterie.cli import main
 for words in sys.argv[1:]:
     sys.argv = ["coterie", *words.split("|")]
