@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,8 +62,7 @@ def evaluate(
     from coterie.performance import intervals
 
     models = load(run, site=site, trust_code=trust_code)
-    unit = models.schema.unit if models.schema else None
-    records = models.read(file, schema, ids=patient or (unit.name if unit else None), held_out=held_out)
+    records = _read(models, file, schema, patient, held_out)
     chosen = choose_cluster(models, records, site, cluster)
     measure = models.evaluation(records, chosen, positive=positive, threshold=threshold)
     console = console_for(as_json)
@@ -85,6 +85,16 @@ def evaluate(
     if metrics.class_recall is not None and len(names) > 1:
         recalls = [[name, _percent(value)] for name, value in zip(names, metrics.class_recall, strict=True)]
         print_table(console, ["class", "recall"], recalls, right=1)
+
+
+def _read(models: TrainedModels, file: Path, schema: Path | None, patient: str | None, held_out: bool) -> LocalRecords:
+    """Read the records, with the patients of a column, or else of the schema's unit if the file names it."""
+    from coterie.datasets import DataError
+
+    if patient is None and models.schema and models.schema.unit:
+        with suppress(DataError):
+            return models.read(file, schema, ids=models.schema.unit.name, held_out=held_out)
+    return models.read(file, schema, ids=patient, held_out=held_out)
 
 
 def _class_names(models: TrainedModels, positive: str | None) -> list[str]:

@@ -497,9 +497,9 @@ def _table_records(path: str | Path, data_facts: Facts, ids: str | None, held_ou
     assert schema is not None
     if data_facts.shape != (schema.num_features,) or data_facts.num_classes != schema.num_classes:
         raise DataError(f"the models expect {data_facts}, but their schema has {schema.num_features} features")
-    table = read_table(path, schema, labelled=None)
+    table = read_table(path, schema, labelled=None, units=held_out)
     if any(finding.column == schema.label.name and finding.effect == "dropped" for finding in table.findings):
-        table = read_table(path, schema, labelled=False)
+        table = read_table(path, schema, labelled=False, units=held_out)
     if table.errors:
         raise DataError(f"{path}: {table.errors[0]}; `coterie data check` lists all errors")
     if not len(table.x):

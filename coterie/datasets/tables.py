@@ -71,13 +71,14 @@ _DRAFT = """[[columns]]
 """
 
 
-def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
+def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True, units: bool = True) -> Table:
     """Read a `.csv`, `.tsv`, `.parquet` or `.xlsx` file, or a folder of `.parquet` files.
 
     Args:
         path: the file or folder.
         schema: how to read it.
         labelled: whether to read labels or targets; otherwise their column may be absent. None: if it is there.
+        units: whether to read the units of the schema; otherwise their column may be absent.
 
     Raises:
         DataError: the file cannot be read, or has other columns than the schema.
@@ -101,7 +102,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
                 held = str(file.types[i])[:_LONGEST]
                 raise DataError(f"{path}: column {file.names[i]!r} holds {held}; expected numbers or texts")
         table = _encoded(path, schema, with_label, file, positions)
-        return table if schema.unit is None else _with_units(path, schema, schema.unit.name, table)
+        return table if schema.unit is None or not units else _with_units(path, schema, schema.unit.name, table)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -13,7 +13,18 @@ from torch import nn
 
 from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately
 from coterie.client.training_plugins import example_loss
-from coterie.datasets import DataError, SchemaError, Shard, TableSchema, TestSet, Units, facts, own_shard, read_table
+from coterie.datasets import (
+    DataError,
+    SchemaError,
+    Shard,
+    TableSchema,
+    TestSet,
+    Units,
+    facts,
+    local_records,
+    own_shard,
+    read_table,
+)
 from coterie.datasets.tables import repeated_names, rows_held_out
 from coterie.models import ModelError
 from coterie.wire.messages import Layout
@@ -115,6 +126,17 @@ def test_a_record_without_a_patient_is_left_out_and_named(tmp_path, name):
     assert table.index.tolist() == [0, 2]
     assert "no unit, 1 record dropped" in str(table.errors[0])
     assert table.lost == {"no": 1}
+
+
+def test_predictions_need_no_patients(tmp_path):
+    known = facts("own", "", None, table_schema=UNIT)
+    path = tmp_path / "new.csv"
+    path.write_text(f"{','.join(HEADS)}\n{VALUES}\n")
+    assert local_records(path, known, None).x.shape == (1, FEATURES)
+    path.write_text(f"patient,{','.join(HEADS)},outcome\n,{VALUES},no\n")
+    assert local_records(path, known, None).x.shape == (1, FEATURES)
+    with pytest.raises(DataError, match="no unit"):
+        local_records(path, known, None, held_out=True)
 
 
 def test_a_table_without_the_column_is_refused(tmp_path):
