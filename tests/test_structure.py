@@ -21,6 +21,12 @@ REASON = "  # large: "
 SOURCES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+def test_files_of_tests_have_names_of_their_own():
+    """Pytest imports a file by its last name, and refuses the second one."""
+    names = Counter(path.name for path in (PACKAGE.parent / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
 def test_one_file_name_has_one_meaning():
     names = Counter(path.name for path in SOURCES if path.relative_to(PACKAGE).parts[0] not in NAMED_AFTER_OTHERS)
     assert {name for name, number in names.items() if number > 1} <= SHARED
