@@ -35,6 +35,7 @@ from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, l
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
 from coterie.models import merged
+from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, Performance, read_config
 from coterie.settings import ConfigError, flat
@@ -196,10 +197,7 @@ class TrainedModels(Sequence[nn.Module]):
         if self.card.num_classes == 0 or self.clusters_records:
             raise InferenceError(f"positive is {name!r}, but the models do not predict classes")
         if name not in self.class_names:
-            some = ", ".join(self.class_names[:_SHOWN_CLASSES]) + (
-                ", ..." if len(self.class_names) > _SHOWN_CLASSES else ""
-            )
-            raise InferenceError(f"positive is {name!r}; the classes are {some}")
+            raise InferenceError(f"positive is {name!r}; the classes are {few(self.class_names, _SHOWN_CLASSES)}")
         return self.class_names.index(name)
 
     @property

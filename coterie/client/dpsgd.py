@@ -418,7 +418,7 @@ class _UnitByUnit(_OneByOne):
 
     def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of one unit."""
-        return _loss_of_unit(call(self._network, values, x), y)
+        return self._loss(call(self._network, values, x), y)
 
 
 def _loss_of_unit(outputs: Tensor, targets: Tensor) -> Tensor:

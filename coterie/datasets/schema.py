@@ -304,6 +304,10 @@ class TableSchema:
         """F, the number of features."""
         return sum(len(column.feature_names) for column in self.columns)
 
+    def missing_values_of(self, column: Column) -> frozenset[str]:
+        """Return the texts that mean a missing value in a column; a value of a category does not."""
+        return frozenset((*self.file.missing_values, *column.missing_values)).difference(column.values)
+
     def warnings(self) -> list[str]:
         """Warnings about columns whose declared range is large after scaling, from the schema alone."""
         large = [column for column in (*self.columns, self.label) if column.reach > LARGEST]

@@ -256,9 +256,7 @@ class Encoder:
     def _absent_of(self, column: int) -> frozenset[str]:
         """Return the texts that mean a missing value in a column; a value of a category does not."""
         if column not in self._absent:
-            rule = self._columns[column]
-            texts = frozenset((*self._schema.file.missing_values, *rule.missing_values))
-            self._absent[column] = texts.difference(rule.values)
+            self._absent[column] = self._schema.missing_values_of(self._columns[column])
         return self._absent[column]
 
     def _gap(self, column: int, i: int) -> None:

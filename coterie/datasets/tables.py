@@ -366,7 +366,7 @@ def _target(path: Path, names: Sequence[str], needed: bool) -> int | None:
 
 def _encoded(path: Path, schema: TableSchema, labelled: bool, file: TableFile, columns: Sequence[int]) -> Table:
     """Encode the columns of a schema, at their positions in the file, with the label as the last one."""
-    notation = Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
+    notation = _notation(schema, file)
     encoder, num_features = Encoder(schema, labelled, notation), schema.num_features
     for chunk in file.records(columns):
         encoder.add(chunk)
@@ -428,14 +428,15 @@ def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
     columns, site = [*schema.columns, schema.label], dict(schema.file.columns)
     written = {name: column.name or name for name, column in site.items()}
     file = _opened(path, schema.file, {written.get(column.name, column.name) for column in columns})
-    notation = Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
-    missing = {
-        column.name: frozenset({*schema.file.missing_values, *column.missing_values} - {*column.values})
-        for column in columns
-    }
+    notation = _notation(schema, file)
+    missing = {column.name: schema.missing_values_of(column) for column in columns}
     if schema.unit:
         missing[schema.unit.name] = frozenset(schema.file.missing_values)
     return as_in_schema(file, site, notation, missing), schema
+
+
+def _notation(schema: TableSchema, file: TableFile) -> Notation:
+    return Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
 
 
 def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# One in this many units is held out.
+# One in this many records or units is held out.
 _HELD_OUT = 5
 
 
@@ -65,4 +65,9 @@ class Units:
 
 def is_held_out_unit(name: str) -> bool:
     """Decide by a hash of its name whether all records of a unit are held out."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()) % _HELD_OUT == 0
+    return is_held_out_by(hashlib.sha256(name.encode()).digest())
+
+
+def is_held_out_by(digest: bytes) -> bool:
+    """Decide by a SHA-256 whether what it is of is held out."""
+    return int.from_bytes(digest) % _HELD_OUT == 0

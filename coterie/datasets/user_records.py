@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
-from coterie.datasets.units import Units
+from coterie.datasets.units import Units, is_held_out_by
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -24,8 +24,6 @@ SUFFIXES = (".npz", *TABLE_SUFFIXES)
 #: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
 MAX_BYTES = 4 * 2**30
 NOT_NUMERIC = "is not a numeric type; use integers or floats"
-# One in this many records is held out.
-_HELD_OUT = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +226,7 @@ def is_held_out(x: Array, y: float) -> bool:
     for channel in x if x.ndim == 3 else (x,):  # one channel at a time: images may be large
         digest.update(np.ascontiguousarray(channel, "<f4").data)
     digest.update(np.float64(y).astype("<f8").tobytes())
-    return int.from_bytes(digest.digest()) % _HELD_OUT == 0
+    return is_held_out_by(digest.digest())
 
 
 def sizes_text(shape: Shape) -> str:
