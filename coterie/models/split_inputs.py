@@ -51,7 +51,7 @@ def _shaped(piece: Tensor, part: Part) -> Tensor:
 
 
 def _filled(inputs: Inputs, tensors: Iterator[Tensor]) -> Any:
-    """Return the structure with the next tensors in place of its parts."""
+    """Return the structure with the next tensors for its parts."""
     if isinstance(inputs, Part):
         return next(tensors)
     if isinstance(inputs, Mapping):

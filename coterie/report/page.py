@@ -438,9 +438,11 @@ def _odds(run: Run) -> list[str]:
     if right is None:
         return []
     seen = " and who takes part" if run.unit == "client" else ""
+    column = (run.certificate.get("public_inputs") or {}).get(UNIT_COLUMN)
+    one = f"one {run.unit}" if column is None else f"one {column!r} with all records"
     return [
-        f"In other words: somebody who knows all other data, sees all that is published{seen}, and guesses whether one "
-        f"{run.unit} took part, as likely as not, is right in at most {formats.percent(right)} of the cases; blind "
+        f"In other words: somebody who knows all other data, sees all that is published{seen}, and guesses whether "
+        f"{one} took part, as likely as not, is right in at most {formats.percent(right)} of the cases; blind "
         f"guesses are right in 50{formats.NBSP}%. Anyone can derive this from the ledger: coterie privacy check "
         f"{run.name}."
     ]

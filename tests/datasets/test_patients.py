@@ -290,7 +290,9 @@ def test_the_certificate_protects_a_patient(sites, tmp_path, coterie):
     assert coterie("privacy", "check", tmp_path / "run")[0] in (0, None)
     from coterie.report.page import write_report
 
-    assert "all training records with one value of" in write_report([tmp_path / "run"], tmp_path / "p.html").read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "p.html").read_text()
+    assert "all training records with one value of" in page
+    assert "with all records took part" in page
 
 
 @pytest.mark.parametrize("strategy", ["kfed", "ppfc-gan"])
