@@ -1,6 +1,6 @@
 """Prints accuracy, bytes and cost of adapters beside full training, under privacy of clients and of records.
 
-COTERIE_DATA=DIR python adapters.py [--quick] [--out FILE]
+COTERIE_DATA=DIR python adapters.py [--quick] [--seed N] [--out FILE]
 """
 
 import argparse
@@ -29,7 +29,7 @@ from coterie.server import RunConfig, RunFolder, run
 ADAPTERS = "lora:rank=1,layers=head"
 COMMON = {
     "model": "plays:network", "groups": "1", "shift": "none", "samples-per-client": 0, "sampling-rate": 1.0,
-    "train-alone": 0, "evaluate-every": 1000, "evaluate": "diagnostic", "local-epochs": 1, "seed": 0,
+    "train-alone": 0, "evaluate-every": 1000, "evaluate": "diagnostic", "local-epochs": 1,
 }  # fmt: skip
 #: Settings of each unit, chosen on validation sites with seed 100.
 UNITS = {
@@ -102,6 +102,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few sites, rounds and steps: a smoke test")
+    parser.add_argument("--seed", type=int, default=0, help="seed of data and training")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -120,7 +121,7 @@ def main() -> None:
                 size = num_parameters(build(spec, (plays.LENGTH,), len(plays.CHARACTERS)))
                 for clusters in (2, 1):
                     for epsilon in epsilons:
-                        values = settings(unit, epsilon, clusters, adapters, base)
+                        values = settings(unit, epsilon, clusters, adapters, base) | {"seed": options.seed}
                         if options.quick:
                             values |= {"clients": min(int(UNITS[unit]["clients"]), 20), "rounds": 1}
                         reached = accuracy(values)
