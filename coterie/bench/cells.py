@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import logging
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -241,8 +240,9 @@ def _run(
             waiting.append((same[0], folder))
     if not waiting:
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coterie.server"])
+    from coterie.engine.workers import start_server
+
+    context = start_server("coterie.server")
     workers = max(1, min(jobs, len(_ready(waiting, gathered, ()))))
     reports = context.Queue()
     running: dict[Future[Any], tuple[Cell, Path]] = {}
@@ -287,8 +287,7 @@ def _ready(
 
 
 def _prepare(jobs: int, reports: Any) -> None:
-    """Divide the cores between workers, leave Ctrl-C to the parent process, and send it progress reports."""
-    import signal
+    """Divide the cores between workers, and send progress reports to the parent process."""
     import threading
 
     import torch
@@ -300,7 +299,6 @@ def _prepare(jobs: int, reports: Any) -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
     reports.cancel_join_thread()  # the parent process may have exited
     _send = reports.put
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
     logging.getLogger("flwr").setLevel(logging.ERROR)
 

@@ -11,13 +11,14 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,11 +50,19 @@ def workers_for(trainings: float, device: str, cores: int) -> int:
     return 0 if trainings < _FEW or device == "cuda" or cores < 2 else cores
 
 
-def start_server() -> ForkServerContext:
-    """Start the process from which workers are forked, unless it runs; it imports PyTorch once for all of them."""
+def start_server(preload: str = "coterie.client.handlers") -> ForkServerContext:
+    """Start the process from which workers are forked, unless it runs; it imports `preload` once for all of them.
+
+    Ctrl-C reaches neither it nor its workers: this process stops them.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coterie.client.handlers"])
-    forkserver.ensure_running()
+    context.set_forkserver_preload([preload])
+    resource_tracker.ensure_running()  # the server starts it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by what starts here
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

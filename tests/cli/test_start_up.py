@@ -65,6 +65,29 @@ def test_an_interrupt_during_imports_ends_without_a_traceback(module, status, tm
     assert (done.returncode, done.stderr) == (status, "")
 
 
+# Ctrl-C reaches all processes of a terminal, also those that import PyTorch for workers.
+WORKERS = """
+import os, signal, time
+from coterie.engine.workers import start_server
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.setpgrp()
+start_server()
+for _ in range(40):
+    try:
+        os.killpg(0, signal.SIGINT)
+        time.sleep(0.1)
+    except KeyboardInterrupt:
+        pass
+print(start_server().Pool(1).apply(os.getppid) > 1)
+"""
+
+
+def test_an_interrupt_leaves_the_server_of_workers_alone(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_help(tmp_path):
     ((status, _, _, imported),) = called([(["--help"], {})], tmp_path)
     assert status == 0
