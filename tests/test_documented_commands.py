@@ -45,6 +45,7 @@ ELSEWHERE = {
     ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",
     ("certs", "pki", "--submitter"): "deploy/test_run_request.py",
+    ("certs", "pki", "--operator-key"): "deploy/test_operator_keys.py",
     ("sign",): "deploy/test_run_request.py",
     ("audit-log",): "privacy/test_audit_log.py",
     ("data",): "cli/test_cli_data.py",

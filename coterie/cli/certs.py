@@ -53,6 +53,9 @@ def certs(  # long: one line per option
             metavar="APP", help="State in the roster which app runs: its folder, a .fab file, or its hash; empty: any."
         ),
     ] = None,
+    operator_key: Annotated[
+        bool, typer.Option("--operator-key", help="Make the operator's signing key in an existing OUT that has none.")
+    ] = False,
     renew_authority: Annotated[
         bool, typer.Option("--renew-authority", help="Replace the authority's key, and sign everything in OUT anew.")
     ] = False,
@@ -61,7 +64,10 @@ def certs(  # long: one line per option
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a private certificate authority, the SuperLink's certificate, keys of SuperNodes, and their roster."""
+    """Create a private certificate authority, the SuperLink's certificate, keys of SuperNodes, and their roster.
+
+    Also creates the operator's signing key.
+    """
     from coterie.deploy import certificates
     from coterie.deploy.errors import DeployError
 
@@ -77,6 +83,7 @@ def certs(  # long: one line per option
         ),
         "--sign-roster": (sign_roster, lambda: certificates.sign_roster(out, days)),
         "--app": (app is not None, lambda: certificates.state_app(out, _hash_of(app or ""))),
+        "--operator-key": (operator_key, lambda: certificates.add_operator_key(out)),
         "--renew-authority": (renew_authority, lambda: certificates.renew_authority(out, days)),
         "--retire-authorities": (retire_authorities, lambda: certificates.retire_authorities(out)),
     }
@@ -107,7 +114,8 @@ def certs(  # long: one line per option
         lines.append(f"nodes {made.nodes[0]} to {made.nodes[-1]}")
     if made.names:
         lines.append(f"server {', '.join(made.names)}")
-    lines.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; do not store ca.key on server machines")
+    private = " and ".join(["ca.key", *(name for name in made.files if name == "operator.key")])
+    lines.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; do not store {private} on server machines")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ nodes/node-I.tls.key     its key
 roster.json              which client each node's key is, signed by the authority (:mod:`coterie.deploy.roster`)
 submitters/NAME.key,     by which NAME signs requests for runs, in the same format as a node's; only if asked for
 .pub
+operator.key, .pub       Ed25519 in PEM, by which the operator signs what runs released
 =======================  ==================================================================================
 
 After the authority is renewed, ca.crt also contains the certificates of earlier ones, after its own.
@@ -44,6 +45,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.deploy.errors import DeployError
+from coterie.deploy.operator_keys import OPERATOR_KEY, OPERATOR_PUBLIC, new_operator_key
 from coterie.deploy.roster import ROSTER_FILE, SUBMITTER, Member, Roster, fingerprint, read_authorities
 from coterie.files import PRIVATE, write_new
 
@@ -94,6 +96,7 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
         **authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key"),
         **node_files,
         ROSTER_FILE: Roster(1, _members(node_files, expires)).signed(authority.key),
+        **new_operator_key(),
     }
     target = folder.resolve()
     try:
@@ -205,6 +208,24 @@ def remove_submitter(folder: Path, name: str) -> CreatedCertificates:
     for end in ("key", "pub"):
         (folder / "submitters" / f"{name}.{end}").unlink(missing_ok=True)
     return made
+
+
+def add_operator_key(folder: Path) -> CreatedCertificates:
+    """Make the operator's signing key in a folder without one, such as one of an earlier version.
+
+    Raises :class:`DeployError`, also if there is one: what it has signed is verified by its public part.
+    """
+    authority = _Authority.read(folder)
+    for name in (OPERATOR_KEY, OPERATOR_PUBLIC):
+        if (folder / name).exists():
+            raise DeployError(
+                f"{folder / name} exists and is never overwritten: to replace the key, move {OPERATOR_KEY} and "
+                f"{OPERATOR_PUBLIC} elsewhere, and keep the public one for what it has signed"
+            )
+    files = new_operator_key()
+    _replace(folder, files)
+    end = authority.certificate.not_valid_after_utc
+    return CreatedCertificates(folder, tuple(files), (), (), end, end)
 
 
 def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:

@@ -23,9 +23,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         DeployError: it cannot be read, others can read it, or it is no ECDSA P-384 key without a passphrase.
     """
     content = read_file("--key", path)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise DeployError(f"--key {path}: mode {mode:04o} gives other users access: run chmod 600, or create a new key")
+    check_private("--key", path)
     try:
         key = load_ssh_private_key(content, None)
     except TypeError:
@@ -40,6 +38,15 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
             "or ssh-keygen -t ecdsa -b 384"
         )
     return key
+
+
+def check_private(option: str, path: Path) -> None:
+    """Raise :class:`DeployError` if others than its owner can read the file of an option."""
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise DeployError(
+            f"{option} {path}: mode {mode:04o} gives other users access: run chmod 600, or create a new key"
+        )
 
 
 def read_file(option: str, path: Path) -> bytes:

@@ -66,6 +66,7 @@ def test_layout_and_modes_whatever_the_umask(tmp_path, monkeypatch, umask):
     finally:
         os.umask(before)
     expected = {"ca.crt", "ca.key", "server.crt", "server.key", "superexec.secret", "roster.json"}
+    expected |= {"operator.key", "operator.pub"}
     expected |= {f"nodes/node-{i}.{end}" for i in (0, 1) for end in ("key", "pub", "crt", "tls.key")}
     there = {str(path.relative_to(made.folder)): path.stat().st_mode & 0o777 for path in made.folder.rglob("*")}
     assert there.pop("nodes") == made.folder.stat().st_mode & 0o777 == 0o700
