@@ -15,6 +15,8 @@ from coterie.cli.console import JsonFlag, answer, console_for, group, print_json
 from coterie.cli.run import Assignments, Clients, Clusters, Config, Epsilon, Rounds, settings_of
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     from coterie.server import RunConfig
 
 app = group("Compute privacy costs, calibrate noise, and check ledgers and budgets.")
@@ -202,12 +204,18 @@ def privacy_curve(
 
 @app.command("check")
 def privacy_check(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], as_json: JsonFlag = False
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="operator.pub, whose key must have signed the run.")
+    ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Check that a run's certificate matches its ledger."""
+    """Check that a run's certificate matches its ledger, and its models and signature."""
     from coterie.privacy import PrivacyError, certificate
     from coterie.privacy.check import check, verified
+    from coterie.privacy.manifest import manifest_problems
 
+    key = None if public_key is None else _public_key(public_key)
     header, charges = verified(run)
     stated = _stated(run / "privacy.json")
     problems, derived = check(header, charges, stated), {}
@@ -215,8 +223,12 @@ def privacy_check(
         derived = certificate(header, charges)
     except PrivacyError as error:
         problems.append(f"no certificate can be derived: {error}")
+    problems += manifest_problems(run)
+    signature, wrong = _signature(run, key)
+    problems += wrong
+    verdict = "bad" if problems else _verdict(derived, stated)
     if as_json:
-        print_json({"problems": problems, "certificate": derived or None})
+        print_json({"verdict": verdict, "problems": problems, "signature": signature, "certificate": derived or None})
     else:
         shown = ("certified", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "charges")
         facts = {key: derived[key] for key in shown if key in derived}
@@ -232,8 +244,42 @@ def privacy_check(
             screen.print("the charges so far are valid; privacy.json does not exist yet")
         elif not problems:
             screen.print("the certificate matches the ledger")
+        for line in (f"signature: {signature}", f"verdict: {verdict}"):
+            screen.print(line)
     if problems:
         raise typer.Exit(1)
+
+
+def _verdict(derived: Mapping[str, Any], stated: Mapping[str, Any] | None) -> str:
+    """Return the verdict on a run without problems."""
+    if stated is None:
+        return "unfinished"
+    return "good" if derived.get("certified") else "not certified"
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    from coterie.deploy.operator_keys import read_operator_public
+
+    return read_operator_public(path)
+
+
+def _signature(run: Path, key: Ed25519PublicKey | None) -> tuple[str, list[str]]:
+    """Return what is known of the signature of a run, and its problems, which need a key."""
+    from coterie.deploy.operator_keys import operator_fingerprint, verifies
+    from coterie.files import FileError, read_bytes
+    from coterie.privacy.manifest import MANIFEST, SIGNATURE
+
+    try:
+        content, signature = (read_bytes(run / name) for name in (MANIFEST, SIGNATURE))
+    except FileError:
+        missing = next((name for name in (MANIFEST, SIGNATURE) if not (run / name).is_file()), SIGNATURE)
+        signed = f"none ({missing} is missing): nothing shows who made this run; coterie handover RUN --key signs it"
+        return signed, [] if key is None else [f"{missing} is missing or cannot be read: the run is not signed"]
+    if key is None:
+        return f"not verified: give --public-key to verify {SIGNATURE}", []
+    if not verifies(key, content, signature):
+        return "wrong", [f"{SIGNATURE} is no signature of {MANIFEST} by this key"]
+    return f"valid, by the key with SHA-256 {operator_fingerprint(key)}", []
 
 
 @app.command("spent")

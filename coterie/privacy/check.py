@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.files import FileError, read_bytes, read_lines
+from coterie.files import FileError, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import ODDS, certificate, plan_in_force
 from coterie.privacy.ledger import LedgerError, count_of, earlier_events, event_of, read_chained
+from coterie.privacy.manifest import card_of
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
 
@@ -89,20 +90,11 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
-    size = int.from_bytes(read_bytes(path, 8), "little")
-    try:
-        metadata = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
-        good = (
-            isinstance(metadata["round"], int)
-            and isinstance(metadata.get("charges", 0), int)
-            and metadata["round"] >= 0
-        )
-        good = good and metadata.get("charges", 0) >= 0 and isinstance(metadata.get("chain", ""), str)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        good = False
-    if not good:
+    metadata = card_of(path)
+    numbers = [metadata.get("round"), metadata.get("charges", 0)]
+    if not all(isinstance(n, int) and n >= 0 for n in numbers) or not isinstance(metadata.get("chain", ""), str):
         raise FileError(f"{path} is damaged: it contains no checkpoint")
-    return dict(metadata)
+    return metadata
 
 
 def check(

@@ -9,6 +9,7 @@ ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py); ``constants.safetensors``,
                       frozen parameters and buffers of the network of a user, if it has some
+SHA256SUMS            of certificate, ledger and models; SHA256SUMS.sig is its signature (coterie handover)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 start/                ``state.safetensors``, the initial models, if they are those of another run
 clients/              state of simulated clients, a file each; never part of a release
@@ -31,7 +32,7 @@ import time
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -60,6 +61,7 @@ from coterie.plugins import source_hash
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
+from coterie.privacy.manifest import MANIFEST, SIGNATURE, manifest_of
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
 from coterie.rounds.client_registry import record_nothing
@@ -316,7 +318,7 @@ class RunFolder(Recorder):
         return document
 
     def write_models(self, models: np.ndarray, layout: Layout, card: ModelCard) -> None:
-        """One file per model, with its card beside the parameters.
+        """One file per model, with its card beside the parameters; files of more models are removed.
 
         Args:
             models: (k, d).
@@ -324,6 +326,9 @@ class RunFolder(Recorder):
             card: of the first; the others differ in ``cluster``.
         """
         private_folder(self.path / "models")
+        for file in (self.path / "models").glob("cluster-*.safetensors"):
+            if not 0 <= int(file.stem.removeprefix("cluster-")) < len(models):
+                file.unlink()  # of the run before it was continued
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
             metadata = replace(card, cluster=cluster).to_json()
@@ -357,6 +362,16 @@ class RunFolder(Recorder):
     def _append_exact(self, record: RoundRecord) -> None:
         if exact := record.exact():
             _append(self.path / DIAGNOSTICS, exact)
+
+
+def seal(run: Path) -> None:
+    """Write SHA256SUMS of certificate, ledger and models of a run; the signature of another one is removed."""
+    content, former = manifest_of(run), b""
+    with suppress(FileError):
+        former = read_bytes(run / MANIFEST)
+    if former != content:
+        (run / SIGNATURE).unlink(missing_ok=True)
+    _replace(run / MANIFEST, content)
 
 
 def _check_code(path: Path, config: RunConfig, public: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.server.exporter import serve_metrics
-from coterie.server.folder import RunFolder
+from coterie.server.folder import RunFolder, seal
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
 from coterie.settings import ConfigError
@@ -121,6 +121,7 @@ def _run(folder: RunFolder, grid: Grid, compare: Compare | None) -> Outcome:
     trained, layout = unpack_models(result.arrays)
     guarantee = folder.certify()
     folder.write_models(trained, layout, _card(config, strategy, guarantee, folder, len(trained)))
+    seal(folder.path)
     if strategy.statistics.asked and not strategy.statistics.accepted:
         folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)

@@ -19,7 +19,7 @@ from coterie.server import SETTINGS, RunFolder
 from coterie.settings import flat
 from coterie.strategies.registry import STRATEGIES
 
-RUN_FOLDER = ["checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
+RUN_FOLDER = ["SHA256SUMS", "checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
 RUN_FOLDER += ["local.json", "metrics.jsonl", "models"]
 RUN_FOLDER += ["privacy.json", "report.html", "result.json"]
 

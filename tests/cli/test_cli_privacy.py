@@ -358,7 +358,8 @@ def test_papers_in_order(coterie, papers):
     before = tree(papers)
     status, out, err = coterie("privacy", "check", papers)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "the certificate matches the ledger"
+    assert out.splitlines()[-3] == "the certificate matches the ledger"
+    assert out.splitlines()[-1] == "verdict: good"
     assert "yes" in next(line for line in out.splitlines() if line.startswith("certified"))
     answer = answered(coterie("privacy", "check", papers, "--json"))
     assert answer["problems"] == []
@@ -399,7 +400,8 @@ def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]) + '{"charge": 4, "rou')
     status, out, _ = coterie("privacy", "check", papers)
     assert status == 0
-    assert "so far" in out.splitlines()[-1]
+    assert "so far" in out.splitlines()[-3]
+    assert out.splitlines()[-1] == "verdict: unfinished"
 
 
 @pytest.mark.parametrize(

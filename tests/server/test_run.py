@@ -166,7 +166,7 @@ OUTSIDE = {
 }
 FILES = {
     *("checkpoint/state.safetensors", "config.toml", "ledger.jsonl", "metrics.jsonl", "privacy.json", "result.json"),
-    *("models/cluster-0.safetensors", "models/cluster-1.safetensors"),
+    *("models/cluster-0.safetensors", "models/cluster-1.safetensors", "SHA256SUMS"),
 }
 RECORD_LEVEL = {**SETTINGS, "privacy-unit": "record", "clients": 6, "batch-size": 5} | {
     "sampling-rate": 1,
