@@ -18,7 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ def workers_for(trainings: float, device: str, cores: int) -> int:
 def start_server(preload: str = "coterie.client.handlers") -> ForkServerContext:
     """Start the process from which workers are forked, unless it runs; it imports `preload` once for all of them.
 
-    Ctrl-C reaches neither it nor its workers: this process stops them.
+    Both ignore Ctrl-C: this process stops them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
@@ -84,7 +85,8 @@ class Workers:
     def _start(self) -> None:
         context = start_server()
         self._reports = context.Queue()
-        shared = self._reports, context.Barrier(self._count)
+        reader, self._open = context.Pipe(duplex=False)
+        shared = self._reports, context.Barrier(self._count), reader
         self._pool = ProcessPoolExecutor(self._count, mp_context=context, initializer=_prepare, initargs=shared)
         # All processes start now: if one dies while another one is started, Python's pool waits for the latter forever.
         for _ in range(self._count):
@@ -118,7 +120,8 @@ class Workers:
         self._contents.clear()
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the processes, also in the middle of a call."""
+        self._open.close()
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
@@ -131,10 +134,10 @@ class Workers:
         return self._contents[id(content)][1]
 
 
-def _prepare(reports: Any, barrier: threading.Barrier) -> None:
+def _prepare(reports: Any, barrier: threading.Barrier, pool: Connection) -> None:
     import torch
 
-    threading.Thread(target=exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(pool,), daemon=True).start()
     reseed_generators()
     barrier.wait()
     torch.set_num_threads(1)
@@ -145,11 +148,11 @@ def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     colour_terminals_only()
 
 
-def exit_with_parent() -> None:
-    """Wait for the parent process and exit; otherwise, the workers of a killed process wait for calls forever."""
+def exit_with_parent(*others: Connection) -> None:
+    """Exit with the parent process, or when it closes a pipe; the workers of a killed process would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
+    connection.wait([parent.sentinel, *others])
     os._exit(1)
 
 

@@ -200,6 +200,21 @@ def test_workers_do_not_share_random_generators(tmp_path):
     assert equal == [False, False, False]
 
 
+def sleep(_, started):
+    started.touch()
+    time.sleep(600)
+
+
+@pytest.mark.timeout(60)
+def test_workers_stop_in_the_middle_of_a_call(tmp_path):
+    workers = Workers(1, ignore_progress)
+    future = workers.submit(sleep, RecordDict(), tmp_path / "started")
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    workers.close()
+    assert future.exception(timeout=0)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_client_that_failed_alone_is_not_asked_again(workers, tmp_path, caplog):
     content, _ = own_data(tmp_path, {1: b"no archive"})
