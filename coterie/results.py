@@ -150,6 +150,27 @@ class Performance(Record):  # large: one field per metric
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreEstimates(Record):
+    """Metrics that a released histogram of scores gives, with what its noise adds: covered by the guarantee.
+
+    Attributes:
+        roc_auc, average_precision, sensitivity_at_90, brier: as in :class:`Performance`, of all evaluated records, or
+            of those that clipping leaves of a client at client level.
+        positive_share: share of the positive class.
+        errors: standard error of each by the noise alone; that of a sample of records comes on top.
+        calibration: mean probability, share of the positive class and share of all records, by group of bins.
+    """
+
+    roc_auc: float
+    average_precision: float
+    sensitivity_at_90: float
+    brier: float
+    positive_share: float
+    errors: Mapping[str, float] = field(default_factory=dict)
+    calibration: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnostics(Performance):  # large: one field per value of a record
     """Exact scores of an evaluation, which the privacy guarantee does not cover; None where not computed.
 
@@ -269,6 +290,8 @@ class RoundRecord(Traffic):  # large: one field per value of a record
         clients_labelled: number of clients that labelled their records.
         replies: `asked`, `accepted`, and `dropped` by reason.
         accuracy: private noisy mean accuracy; None where the round has none.
+        score_histogram: released noisy counts of held-out records by label and bin of the score; None without.
+        score_noise: standard deviation of the noise of a count, by label.
         scores: exact scores.
     """
 
@@ -288,6 +311,8 @@ class RoundRecord(Traffic):  # large: one field per value of a record
     clients_labelled: int | None = None
     replies: Mapping[str, Any] | None = None
     accuracy: float | None = None
+    score_histogram: Numbers | None = None
+    score_noise: Numbers | None = None
     scores: Diagnostics = Diagnostics()
 
     @classmethod
@@ -353,6 +378,7 @@ class Outcome(Traffic):  # large: one field per value of a record
     Attributes:
         strategy, dataset, seed, evaluate: as configured; no seed means secret randomness.
         accuracy: private noisy mean accuracy; None without one.
+        estimates: metrics that the released histogram of scores gives; None without one, or if noise hides it.
         clients_labelled: number of clients that labelled their records.
         notes: the latest notes of the method.
         epsilon, delta: the certified guarantee; None: no bound.
@@ -380,6 +406,7 @@ class Outcome(Traffic):  # large: one field per value of a record
     seed: int | None = None
     evaluate: str | None = None
     accuracy: float | None = None
+    estimates: ScoreEstimates | None = None
     clients_labelled: int | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     epsilon: float | None = None

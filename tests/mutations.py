@@ -409,6 +409,27 @@ MUTATIONS = [
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
+        "a histogram of scores has half of its noise",
+        _PLAN,
+        "deviation = self.histogram_noise * sensitivity",
+        "deviation = self.histogram_noise * sensitivity / 2",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "a replaced client moves a histogram of scores by one client's norm",
+        _PLAN,
+        'sensitivity = 1.0 if self.sampler == "poisson" else math.sqrt(2)',
+        "sensitivity = 1.0",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "a client may send negative counts of scores",
+        f"{_PRIVACY}/score_histograms.py",
+        "not (np.isfinite(given) & (given >= 0)).all()",
+        "not np.isfinite(given).all()",
+        "tests/privacy/test_score_histograms.py::test_one_client_moves_the_sum_by_at_most_its_norm",
+    ),
+    Mutation(
         "a reply that comes twice counts twice",
         _EXCHANGE,
         "if client is None or client in answered:",

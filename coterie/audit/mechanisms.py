@@ -32,6 +32,7 @@ from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.releases import MechanismOutput
+from coterie.privacy.score_histograms import CELLS, ScoreHistogram
 
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
@@ -72,9 +73,10 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
         *(_run_attack(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
         *(_measure_shift(a, streams) for a in coupled_attacks() if of(a.plan.mechanism)),
         *(
-            _measure_evaluation(plan_class(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
+            measure(plan_class(clients=20, num_clusters=1, noise_multiplier=1.0, histograms=1, **_NUMBERS), streams)
             for plan_class in (Joint, Banded, RRSlot)
             if of(plan_class.mechanism)
+            for measure in (_measure_evaluation, _measure_histogram)
         ),
         *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
         *(audit_streams(draws, streams) if of(Banded.mechanism) else ()),
@@ -305,6 +307,29 @@ def _measure_evaluation(plan: Plan, streams: Streams) -> Finding:
 def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> float:
     permit = Ledger(plan.delta).charge_round(1, plan.evaluation_event())
     return plan.release_evaluation(permit, accuracies, streams, 1)
+
+
+def _measure_histogram(plan: Plan, streams: Streams) -> Finding:
+    """Measure how far the counts of one client can move a histogram of scores; all histograms use the same noise."""
+    event, others = plan.histogram_event(), [np.ones(CELLS)] * (plan.clients - 1)
+    cells = np.eye(CELLS)
+    first = [cells[0] * 1e6] if plan.sampler == "fixed" else []  # another client may replace it
+    base = _histogram(plan, others + first, streams)
+    counts = [*(10.0**power * cells[j] for power in (0, 2, 300) for j in (1, -1)), np.full(CELLS, 1e300)]
+    counts += [np.full(CELLS, math.nan), -1e9 * cells[1], *(2.0**power * np.arange(CELLS) for power in range(8))]
+    scale = np.repeat(base.deviations, CELLS // 2)
+    moved = [
+        float(np.linalg.norm((_histogram(plan, [*others, sent], streams).counts - base.counts).ravel() / scale))
+        for sent in counts
+    ]
+    mu, shift = 1 / event.noise_multiplier, max(moved)
+    violated = not shift <= mu * (1 + _ROUNDING)
+    return Finding(plan.mechanism, "histogram of scores with any counts", "mu", mu, shift, (), violated)
+
+
+def _histogram(plan: Plan, counts: Sequence[FloatArray], streams: Streams) -> ScoreHistogram:
+    permit = Ledger(plan.delta).charge_round(1, plan.histogram_event())
+    return plan.release_histogram(permit, counts, streams, 1)
 
 
 def _compare_variance(attack: Attack, streams: Streams, number: int) -> Finding:

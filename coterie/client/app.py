@@ -27,7 +27,7 @@ from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.logs import printable
 from coterie.plugins import sources
-from coterie.wire import ClientConfig, LabelRequest, RequestError
+from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
 from coterie.wire.messages import (
     CENTROIDS,
     CHARGED_REQUESTS,
@@ -252,6 +252,8 @@ def _refused(client: Client, cohort: Cohort) -> str:
     if refused or policy.submitters is None:
         return refused
     plan = cohort.plan(client.client_id) if cohort.plans else None
+    if isinstance(cohort.request, EvaluateRequest) and cohort.request.histogram and client.allows("histograms"):
+        releases += ["histograms"]
     number = cohort.request.round
     return client.consent.refuses(
         policy.submitters, app=client.app, strategy=strategy, round=number, releases=releases, plan=plan

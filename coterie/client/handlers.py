@@ -23,12 +23,13 @@ from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
-from coterie.client.personal import personalised
+from coterie.client.personal import OwnModels, personalised
 from coterie.client.record_level import Keys, charged, check_whole, noisy_model_losses, train_privately
-from coterie.client.scores import accuracies, losses
+from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import TestSet
 from coterie.privacy import Plan, Summed, clip_rows
+from coterie.privacy.score_histograms import count_scores
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.messages import (
     CENTROIDS,
@@ -39,6 +40,7 @@ from coterie.wire.messages import (
     IDENTITY,
     LABEL,
     LOSSES,
+    SCORE_COUNTS,
     TRAIN,
     Layout,
     losses_layout,
@@ -217,7 +219,8 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
         labels = cohort.last_labels(otherwise=labels)
     score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
     rows = zip(cohort.clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
-    own_accuracies = _accuracies_of_own_models(cohort, labels)
+    own = _own_models(cohort, labels)
+    replaced = zip(_accuracies_of_own_models(cohort, own), _score_counts(cohort, labels, own), strict=True)
     return [
         RecordDict(
             {
@@ -229,12 +232,13 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
                         "cluster": int(label),
                         "group": shard.group,
                         "num-examples": size,
-                        **own,
+                        **own_accuracy,
+                        **counts,
                     }
                 )
             }
         )
-        for (client, shard, label, (accuracy, loss, size)), own in zip(rows, own_accuracies, strict=True)
+        for (client, shard, label, (accuracy, loss, size)), (own_accuracy, counts) in zip(rows, replaced, strict=True)
     ]
 
 
@@ -286,27 +290,60 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     return scores
 
 
-def _accuracies_of_own_models(cohort: Cohort, labels: Labels) -> list[dict[str, float]]:
-    """Return what each client reports of the model that it fits to its own records.
+def _own_models(cohort: Cohort, labels: Labels) -> OwnModels | None:
+    """Return the models that the clients fit to their own records, if they report of these; otherwise None.
 
-    That is its accuracy, which replaces that of the released model where the server releases a noisy mean of it. In
-    diagnostics only simulated clients report it: no noise would cover it. Neither does a client with its own budget.
+    In diagnostics only simulated clients report it: no noise would cover it. Neither does a client with its own budget.
     """
     request, network, layout = cohort.request, cohort.network, cohort.layers.whole
     assert isinstance(request, EvaluateRequest)
-    clients = range(len(cohort.clients))
     silent = any(client.deployed and (client.budget or not request.private) for client in cohort.clients)
     if request.personalize is None or silent:
-        return [{} for _ in clients]
+        return None
     released = cohort.layers.join(cohort.models[labels], cohort.own)
     training = cohort.local_training
-    own = personalised(
+    return personalised(
         network, layout, released, cohort.shards, request.personalize, training, cohort.rngs(), cohort.initial
     )
+
+
+def _accuracies_of_own_models(cohort: Cohort, own: OwnModels | None) -> list[dict[str, float]]:
+    """Return the accuracy of the model that each client fits to its own records.
+
+    It replaces that of the released model where the server releases a noisy mean of it.
+    """
+    request, device = cohort.request, cohort.local_training.device
+    assert isinstance(request, EvaluateRequest)
+    if own is None:
+        return [{} for _ in cohort.clients]
     key = "accuracy" if request.private else "personal-accuracy"
     tests = [_part(shard.test, client.client_id) for client, shard in zip(cohort.clients, cohort.shards, strict=True)]
-    found = [accuracies(own.network, own.layout, own.models[i][None], *tests[i], training.device)[0] for i in clients]
+    models = zip(own.models, tests, strict=True)
+    found = [accuracies(own.network, own.layout, model[None], *test, device)[0] for model, test in models]
     return [{key: float(accuracy)} for accuracy in found]
+
+
+def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list[dict[str, list[float]]]:
+    """Return the counts of scores by label of each client's held-out records, if the server asks for a histogram.
+
+    They are of the model whose accuracy it reports. A client whose owner does not allow histograms sends none.
+    """
+    request = cohort.request
+    if not (isinstance(request, EvaluateRequest) and request.private and request.histogram):
+        return [{} for _ in cohort.clients]
+    if own is None:
+        network, layout = cohort.network, cohort.layers.whole
+        models = cohort.layers.join(cohort.models[labels], cohort.own)
+    else:
+        network, layout, models = own.network, own.layout, own.models
+    reports: list[dict[str, list[float]]] = []
+    for client, shard, model in zip(cohort.clients, cohort.shards, models, strict=True):
+        if client.allows("histograms") and cohort.federation.num_classes == 2:
+            found = outputs(network, layout, model[None], shard.test, cohort.local_training.device)[0]
+            reports.append({SCORE_COUNTS: count_scores(found[:, 1] - found[:, 0], shard.test.y).tolist()})
+        else:
+            reports.append({})
+    return reports
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:

@@ -58,11 +58,14 @@ class Client:  # large: the facts about a client, and about the request of a ser
         """Whether the client is deployed on its own machine, and validates requests."""
         return self.folder is not None
 
+    def allows(self, release: str) -> bool:
+        """Return whether the policy of its owner allows a release."""
+        return self.policy is None or not self.policy.refuses_release(release)
+
     @property
     def evaluates(self) -> bool:
         """Whether the client accepts requests for evaluation, which no budget of its own covers, by its policy too."""
-        allowed = self.policy is None or not self.policy.refuses_release("scores")
-        return allowed and (self.budget is None or self.diagnostics)
+        return self.allows("scores") and (self.budget is None or self.diagnostics)
 
 
 def checked_versions() -> str:

@@ -22,8 +22,8 @@ from coterie.fields import EPSILON, Fields, Length, OneOf
 from coterie.files import FileError, read_text
 
 #: What a reply can hold: trained updates, losses of received models, samples of a GAN, centroids of records, counts of
-#: labels, and exact scores.
-RELEASES = ("updates", "losses", "samples", "centroids", "counts", "scores")
+#: labels, exact scores, and histograms of the scores of records, which the server or the client makes noisy.
+RELEASES = ("updates", "losses", "samples", "centroids", "counts", "scores", "histograms")
 DAYS_OF_MONTH = 30
 
 

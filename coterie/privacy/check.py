@@ -73,12 +73,16 @@ def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 f"{what} of {run} is at round {last}, but the last charge in {ledger.name} is for round {charged}; "
                 f"{_WAY_OUT}"
             )
-    evaluated = {line["round"] for line in lines if "accuracy" in line} if plan.get("evaluations") else set()
-    for number in sorted(evaluated - {c["round"] for c in charges if c.get("for", "evaluation") == "evaluation"}):
-        raise LedgerError(
-            f"metrics.jsonl of {run} contains a private accuracy of round {number}, but no charge for it is in "
-            f"{ledger.name}; {_WAY_OUT}"
-        )
+    for planned, key, what in (
+        ("evaluations", "accuracy", "evaluation"),
+        ("histograms", "score_histogram", "histogram"),
+    ):
+        released = {line["round"] for line in lines if key in line} if plan.get(planned) else set()
+        for number in sorted(released - {c["round"] for c in charges if c.get("for", "evaluation") == what}):
+            raise LedgerError(
+                f"metrics.jsonl of {run} contains a private {key.replace('_', ' ')} of round {number}, but no charge "
+                f"for it is in {ledger.name}; {_WAY_OUT}"
+            )
     return header, charges
 
 
@@ -168,7 +172,7 @@ def _plan(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> Gu
 
 def _slot(plan: Guarantee, charge: Mapping[str, Any]) -> int | None:
     """Return the slot of a charge; None: it concerns all clients."""
-    return None if charge.get("for") == "evaluation" else plan.slot(charge["round"])
+    return None if charge.get("for") in ("evaluation", "histogram") else plan.slot(charge["round"])
 
 
 def _sampling(event: Event) -> tuple[str, float]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Required, Self, TypedDict, TypeVar,
 import numpy as np
 
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, RATE, SHARE, Bounds, OneOf
-from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accountants import Event, PrivacyError, events_of_a_client
 from coterie.privacy.accounting import calibrate
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
@@ -31,6 +31,7 @@ from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
 from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
+from coterie.privacy.score_histograms import CELLS, ScoreHistogram, sum_of_clients
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
 R = TypeVar("R")
@@ -57,6 +58,8 @@ class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     divisor: str
     evaluations: int
     evaluation_noise: float
+    histograms: int
+    histogram_noise: float
     accountant: str
     identifiers: str
     identifier_noise: float
@@ -91,6 +94,8 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
         evaluations: number of planned private evaluations.
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
+        histograms: number of planned histograms of scores, each with a private evaluation; 0: none is released.
+        histogram_noise: noise multiplier of each.
     """
 
     clients: Annotated[int, AT_LEAST_1]
@@ -102,6 +107,8 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     divisor: Annotated[str, OneOf(DIVISORS)] = "fixed"
     evaluations: Annotated[int, AT_LEAST_0] = 0
     evaluation_noise: Annotated[float, Bounds(0, above=True)] = 0.01
+    histograms: Annotated[int, AT_LEAST_0] = 0
+    histogram_noise: Annotated[float, Bounds(0, above=True)] = 10.0
 
     #: One-line description.
     title: ClassVar[str]
@@ -163,8 +170,13 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             )
 
     def terms(self) -> dict[str, Any]:
-        """See :meth:`Guarantee.terms`; ``sizes_until`` is left out if all rounds release sizes, as in older ledgers."""
-        return {name: value for name, value in super().terms().items() if name != "sizes_until" or value is not None}
+        """See :meth:`Guarantee.terms`; what is not used, and was unknown to older ledgers, is left out.
+
+        That is ``sizes_until`` if all rounds release sizes, and the terms of histograms if there are none.
+        """
+        unused = {"sizes_until"} if math.isinf(self.sizes_until) else set()
+        unused |= set() if self.histograms else {"histograms", "histogram_noise"}
+        return {name: value for name, value in super().terms().items() if name not in unused}
 
     def affordable_rounds(self, spent: Mapping[Event, int], remaining: int) -> int:
         """Return how many of ``remaining`` further rounds fit the budget at the noise of the plan, after ``spent``."""
@@ -187,8 +199,27 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         """
         defaults = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0]}
         sketch = cls(noise_multiplier=1.0, **cast(dict[str, Any], {**defaults, **numbers}))
-        evaluations = Counter({sketch.evaluation_event(): sketch.evaluations})
-        return sketch.recalibrated(sketch.noise_for(sketch.rounds, +evaluations))
+        return sketch.recalibrated(sketch.noise_for(sketch.rounds, sketch.evaluation_events()))
+
+    @classmethod
+    def calibrated_with_histogram(cls, share: float, **numbers: Unpack[PlanNumbers]) -> Self:
+        """Return a plan whose rounds and evaluations cost (1 - share) epsilon, and a histogram of scores the rest.
+
+        Args:
+            share: in (0, 1), by how much of epsilon the histogram raises the cost of all else.
+            numbers: as for :meth:`calibrated`.
+
+        Raises:
+            PrivacyError: see :meth:`calibrated`.
+        """
+        part: PlanNumbers = {**numbers, "epsilon": (1 - share) * numbers["epsilon"]}
+        rest = cls.calibrated(**part)
+        whole = replace(rest, epsilon=numbers["epsilon"], histograms=1)
+        spent = events_of_a_client(rest.planned())
+        noise = calibrate(
+            whole.epsilon, whole.delta, 1.0, 1, sampler=cls.sampler, spent=spent, accountant=whole.accountant
+        )
+        return replace(whole, histogram_noise=noise)
 
     def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create a ledger for this plan, in memory or in ``path``.
@@ -288,6 +319,15 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # absent: 0; replaced: from -1/2 to 1/2
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
+    def histogram_event(self) -> Event:
+        """The event of one histogram of scores: every client adds a vector to a sum."""
+        return Event(1.0, self.histogram_noise, self.sampler)
+
+    def evaluation_events(self) -> Counter[Event]:
+        """All events of evaluations."""
+        histograms = Counter({self.histogram_event(): self.histograms})
+        return +(Counter({self.evaluation_event(): self.evaluations}) + histograms)
+
     def pays(self, permit: Permit) -> bool:
         """Whether a permit is for a release of its round."""
         return permit.event == self.round_event(permit.round)
@@ -298,7 +338,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
     def planned(self) -> Counter[Event]:
         """All events of the run."""
-        return self.events_of(1, self.rounds) + Counter({self.evaluation_event(): self.evaluations})
+        return self.events_of(1, self.rounds) + self.evaluation_events()
 
     def events_of(self, first: int, last: int) -> Counter[Event]:
         """All events of the rounds ``first`` to ``last``; slots take turns."""
@@ -315,14 +355,15 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     ) -> Counter[Event]:
         """Return the charges of a run and its remaining planned events, as far as the budget allows."""
         charged = count_events(charges)
-        evaluated = charged[self.evaluation_event()] if self.evaluations else 0
-        training = charged.total() - evaluated
+        releases = self.evaluation_events()
+        evaluated = Counter({event: charged[event] for event in releases})
+        training = charged.total() - evaluated.total()
         remaining = max(0, self.rounds - training)
 
         def after(rounds: int) -> Counter[Event]:
             return charged + Counter(earlier) + self.events_of(training + 1, training + rounds)
 
-        planned = after(remaining) + Counter({self.evaluation_event(): max(0, self.evaluations - evaluated)})
+        planned = after(remaining) + (releases - evaluated)
         if self.budget.covers(planned):
             return planned
         # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
@@ -509,14 +550,32 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         Raises:
             LedgerError: the permit was already used, or is for another event.
         """
-        if permit.event != self.evaluation_event():
-            raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {self.evaluation_event()}")
-        permit.use()
+        _spend_for(permit, self.evaluation_event())
         noise = streams.stream("evaluation", permit.round, attempt)
         values = np.nan_to_num(np.asarray(accuracies, dtype=np.float64), nan=0.5)
         total = float(np.sum(np.clip(values, 0.0, 1.0) - 0.5))
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
+
+    def release_histogram(
+        self, permit: Permit, counts: Sequence[Any], streams: Streams, attempt: int
+    ) -> ScoreHistogram:
+        """Release the noisy histogram of scores of all clients; missing clients and invalid counts add zero.
+
+        Args:
+            permit: unused permit for :meth:`histogram_event`.
+            counts: of the clients that replied (:func:`~coterie.privacy.score_histograms.count_scores`).
+            streams: the server's randomness.
+            attempt: number of this attempt in the run.
+
+        Raises:
+            LedgerError: the permit was already used, or is for another event.
+        """
+        _spend_for(permit, self.histogram_event())
+        noise = streams.stream("histogram", permit.round, attempt)
+        sensitivity = 1.0 if self.sampler == "poisson" else math.sqrt(2)  # absent; replaced: both are not negative
+        deviation = self.histogram_noise * sensitivity
+        return ScoreHistogram.of_units(sum_of_clients(counts) + gaussian(noise, deviation, (CELLS,)), deviation)
 
     def _spend(self, permit: Permit) -> None:
         if not self.pays(permit):
@@ -534,6 +593,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             *([f"noisy cluster sizes{until}"] if self.noise_multiplier_counts is not None else []),
             *(["clipping norms, which follow noisy shares of clipped updates"] if self.clip_share else []),
             *(["noisy mean accuracies of private evaluations"] if self.evaluations else []),
+            *(["a noisy histogram of scores by label, and what follows from it"] if self.histograms else []),
         )
         outside = "who takes part: the amplification by sampling holds against those who cannot see it"
         return Statement(covers, (outside,), self.flaws)
@@ -546,3 +606,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             **({"noise_multiplier_updates_last": last} if self.sizes_until < self.rounds else {}),
             "noise_multiplier_counts": self.noise_multiplier_counts,
         }
+
+
+def _spend_for(permit: Permit, event: Event) -> None:
+    if permit.event != event:
+        raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {event}")
+    permit.use()

@@ -108,7 +108,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "byzantine-share": (_MODELS,),
     **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),
     "rebalance-train": (_MODELS, _CLUSTERED, _is_not("rebalance-min", "auto", 0)),
-    "evaluate-noise": (_is("evaluate", "private"),),
+    **dict.fromkeys(("evaluate-noise", "score-share"), (_is("evaluate", "private"),)),
 }
 
 #: Values that turn a setting off.

@@ -19,7 +19,7 @@ from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
 from coterie.report.graphics import THEME, Data
 from coterie.report.payoff import federation_pays
-from coterie.report.predictions import named_metrics, verdict
+from coterie.report.predictions import named_metrics, released_metrics, verdict
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
@@ -362,6 +362,7 @@ def _scores(run: Run) -> list[_Tile]:
         ]
     outside = "outside the guarantee" if run.exact else ""
     own = [_Tile(*metric, outside, good=False) for metric in named_metrics(scores)]
+    own += [_Tile(*metric) for metric in released_metrics(run.outcome.estimates)]
     own += [] if scores.personal_accuracy is None else [_personal_tile(run)]
     if (paid := federation_pays(scores)) is not None:
         answer, _, why = paid[1].partition(": ")

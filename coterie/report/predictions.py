@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.report import formats
-from coterie.results import Diagnostics
+from coterie.results import Diagnostics, ScoreEstimates
 
 
 def verdict(scores: Diagnostics) -> str:
@@ -28,6 +28,24 @@ def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
     constant = ("Constant prediction", formats.percent(scores.baseline_accuracy), "always the most frequent class")
     area = [] if scores.roc_auc is None else [("Area under ROC curve", f"{scores.roc_auc:.3f}", _rates(scores))]
     return [constant, *area, ("Balanced accuracy", formats.percent(scores.balanced_accuracy), _recalls(scores))]
+
+
+def released_metrics(estimates: ScoreEstimates | None) -> list[tuple[str, str, str]]:
+    """Return label, value and note of what a released histogram of scores gives; empty without one."""
+    if estimates is None:
+        return []
+    share = estimates.positive_share
+    curve = ", ".join(f"{100 * mean:.0f} → {100 * positive:.0f}" for mean, positive, _ in estimates.calibration)
+    rows = (
+        ("Noisy area under ROC curve", "roc_auc", "0.5 is chance; of held-out records of all clients"),
+        ("Noisy sensitivity", "sensitivity_at_90", f"at a specificity of 90{formats.NBSP}%"),
+        ("Noisy average precision", "average_precision", f"a constant has {share:.3f}, the share of positives"),
+        ("Noisy Brier score", "brier", f"a constant has {share * (1 - share):.3f}; predicted → observed in %: {curve}"),
+    )
+    return [
+        (label, f"{getattr(estimates, name):.3f}", f"± {estimates.errors.get(name, 0.0):.3f} by the noise; {note}")
+        for label, name, note in rows
+    ]
 
 
 def _rates(scores: Diagnostics) -> str:

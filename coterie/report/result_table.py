@@ -10,7 +10,7 @@ from rich.text import Text
 from coterie.privacy.certificate import ODDS, epsilon_observers
 from coterie.report import formats
 from coterie.report.payoff import federation_pays
-from coterie.report.predictions import named_metrics, verdict
+from coterie.report.predictions import named_metrics, released_metrics, verdict
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 
@@ -58,8 +58,9 @@ def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
 def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
     if clusters_records(outcome.strategy):
         return _record_scores(outcome, scores)
-    if outcome.evaluate == "private":  # the only released score
-        return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold"))]
+    if outcome.evaluate == "private":  # the only released scores
+        noisy = [(label, f"{value} {note}") for label, value, note in released_metrics(outcome.estimates)]
+        return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold")), *noisy]
     groups = scores.group_accuracy or ()
     name = "Accuracy" if scores.rmse is None else "R², at least 0"
     return [

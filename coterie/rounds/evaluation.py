@@ -19,8 +19,8 @@ from coterie.logs import printable
 from coterie.results import RoundRecord
 from coterie.rounds.exchange import MessageBatch
 from coterie.rounds.run_state import Models, Run
-from coterie.wire import Request, Summary
-from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
+from coterie.wire import EvaluateRequest, Request, Summary
+from coterie.wire.messages import CONFIG, DIAGNOSTICS, SCORE_COUNTS, ReplyError, check_sender, diagnostics, parse
 
 _MAX_KEYS = 100
 _LONGEST_KEY = 100
@@ -106,7 +106,7 @@ class EvaluationExchange:
             return None
 
     def release(self, contents: Sequence[RecordDict]) -> MetricRecord:
-        """The noisy mean accuracy of all clients, which is charged.
+        """The noisy mean accuracy of all clients, and a noisy histogram of scores if requested; each is charged.
 
         Raises:
             BudgetError: the charge would exceed the budget.
@@ -118,7 +118,18 @@ class EvaluationExchange:
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
         permit = run.ledger.charge_round(number, run.plan.evaluation_event(), **details)
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
-        return MetricRecord({"accuracy": accuracy, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
+        released: dict[str, Any] = {"accuracy": accuracy}
+        request = self.batch.request
+        if isinstance(request, EvaluateRequest) and request.histogram:
+            details = {"for": "histogram"}
+            permit = run.ledger.charge_round(number, run.plan.histogram_event(), **details)
+            counts = [diagnostics(content).get(SCORE_COUNTS) for content in contents]
+            histogram = run.plan.release_histogram(permit, counts, run.streams, attempt)
+            released |= {
+                "score_histogram": histogram.counts.ravel().tolist(),
+                "score_noise": histogram.deviations.tolist(),
+            }
+        return MetricRecord({**released, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
 
 
 def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:

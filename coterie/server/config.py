@@ -750,6 +750,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
                 f"evaluate-clients = {sampled} has no effect: only diagnostics of models read a sample of clients; set "
                 "it to 0, or evaluate to diagnostic"
             )
+        if share := self.evaluation.score_share:
+            reason = planning.histogram_problem(self)
+            if not reason and self.evaluation.evaluate != "private":
+                reason = f"evaluate = {self.evaluation.evaluate!r} releases none; set it to private"
+            if reason:
+                raise ConfigError(f"score-share = {share:g}: {reason}; set score-share to 0 or auto")
         if self.evaluation.evaluate != "private":
             return
         if self.privacy.privacy_unit == "none":

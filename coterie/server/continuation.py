@@ -79,14 +79,18 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
         return plan
     if plan.fixed_rounds:
         raise _fixed(plan.rounds, plan.fixed_rounds)
-    evaluation = plan.evaluation_event()
+    evaluation, histogram = plan.evaluation_event(), plan.histogram_event()
     private = config.evaluation.evaluate == "private"
     if private and done < plan.rounds:
         raise ContinuationError(f"has {plan.rounds - done} planned rounds left: finish them with stop-after = 0 first")
     due = _evaluations(done, rounds, config.evaluation.evaluate_every) if private else 0
     evaluated = count_events(ledger.charges)[evaluation] if private else 0
-    extended = plan.extended({"rounds": rounds, "evaluations": due + evaluated, "sizes_until": sizes_until(config)})
+    terms = {"rounds": rounds, "evaluations": due + evaluated, "sizes_until": sizes_until(config)}
     besides = ledger.events + Counter({evaluation: due})
+    if plan.histograms:
+        terms["histograms"] = 1 + count_events(ledger.charges)[histogram]
+        besides += Counter({histogram: 1})
+    extended = plan.extended(terms)
     if extended.private and (most := extended.affordable_rounds(+besides, rounds - done)) < rounds - done:
         raise ContinuationError(_beyond_budget(extended, +besides, done, most))
     return extended
@@ -95,7 +99,7 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
 def extension(plan: Plan) -> dict[str, int]:
     """Return the terms of an extended plan that its charges state."""
     terms = plan.terms()
-    return {name: terms[name] for name in ("rounds", "evaluations", "sizes_until") if name in terms}
+    return {name: terms[name] for name in ("rounds", "evaluations", "sizes_until", "histograms") if name in terms}
 
 
 def _fixed(rounds: int, reason: str) -> ContinuationError:

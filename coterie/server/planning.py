@@ -10,7 +10,7 @@ import numpy as np
 from coterie import models as networks
 from coterie.fields import MAX_PLANS
 from coterie.plugins import source_hash
-from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
+from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
@@ -31,6 +31,9 @@ _MESSAGES = 5000
 
 # Standard deviation of the noise of all rounds in a parameter.
 _NOISE_WALK = 0.3
+
+# Default share of epsilon for a histogram of scores.
+_SCORE_SHARE = 0.05
 
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
@@ -89,7 +92,28 @@ def plan(config: RunConfig) -> Plan:
         return sketch(config)
     if config.privacy.privacy_unit == "record":
         return _record_level(config)
-    return PLANS[config.privacy.mechanism].calibrated(**_numbers(config))
+    kind, share = PLANS[config.privacy.mechanism], score_share(config)
+    numbers = _numbers(config)
+    return kind.calibrated_with_histogram(share, **numbers) if share else kind.calibrated(**numbers)
+
+
+def score_share(config: RunConfig) -> float:
+    """Return the share of epsilon for a histogram of scores; "auto" is 5 % where one can be released."""
+    evaluation, privacy = config.evaluation, config.privacy
+    if evaluation.score_share is not None:
+        return evaluation.score_share
+    possible = evaluation.evaluate == "private" and not histogram_problem(config)
+    return _SCORE_SHARE if possible and privacy.noise_multiplier is None else 0.0
+
+
+def histogram_problem(config: RunConfig) -> str:
+    """Return why no histogram of scores can be released; empty if one can."""
+    if config.method.produces == "labels":
+        return f"{config.method.name} trains no classifier"
+    classes = config.examples[1]
+    if classes == 2:
+        return ""
+    return f"the task has {classes} classes, not two" if classes else "the targets are numbers, not classes"
 
 
 def sketch(config: RunConfig) -> Plan:
@@ -99,7 +123,15 @@ def sketch(config: RunConfig) -> Plan:
         return _record_level(config, noise)
     if config.privacy.privacy_unit == "none":
         return PLANS["none"](noise_multiplier=0.0, **_numbers(config))
-    return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config))
+    histogram: dict[str, Any] = {}
+    if share := score_share(config):
+        histogram = {"histograms": 1, "histogram_noise": _alone(share * config.privacy.epsilon, delta(config))}
+    return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config), **histogram)
+
+
+def _alone(epsilon: float, delta: float) -> float:
+    """Return the noise multiplier of a release that costs epsilon by itself."""
+    return calibrate(epsilon, delta, 1.0, 1)
 
 
 def _numbers(config: RunConfig) -> dict[str, Any]:

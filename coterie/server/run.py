@@ -27,6 +27,7 @@ from coterie.logs import printable
 from coterie.plugins import sources
 from coterie.privacy import Streams
 from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
+from coterie.rounds.score_estimates import estimated
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.server.exporter import serve_metrics
@@ -366,6 +367,7 @@ def _outcome(
         seed=config.seed,
         evaluate=config.evaluation.evaluate,
         accuracy=evaluated.accuracy,
+        estimates=estimated(evaluated),
         clients_labelled=evaluated.clients_labelled,
         notes={key: value for record in records for key, value in record.notes.items()},
         epsilon=guarantee["epsilon"],

@@ -31,7 +31,8 @@ class Submission:
 def terms_of(config: RunConfig) -> dict[str, Any]:
     """Return the terms of a run that a signed request states, all of :class:`RunRequest` but the app and the times."""
     unit = config.privacy.privacy_unit
-    evaluation = "counts" if config.method.produces == "labels" else "scores"
+    evaluation = ["counts"] if config.method.produces == "labels" else ["scores"]
+    evaluation += ["histograms"] if planning.score_share(config) else []
     plan = planning.sketch(config)
     plans = plan.client_plans[: plan.clients] if isinstance(plan, RecordLevel) else (plan,)
     private = unit != "none"
@@ -41,7 +42,7 @@ def terms_of(config: RunConfig) -> dict[str, Any]:
         "epsilon": max(each.epsilon for each in plans) if private else None,
         "delta": max(each.delta for each in plans) if private else None,
         "rounds": config.run.rounds,
-        "releases": (*config.method.releases, *([evaluation] if config.evaluation.evaluate != "off" else [])),
+        "releases": (*config.method.releases, *(evaluation if config.evaluation.evaluate != "off" else [])),
     }
 
 

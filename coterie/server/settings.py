@@ -98,6 +98,13 @@ class EvaluationSettings(Settings):
     evaluate_noise: float = setting(
         0.01, "standard deviation of the noise on a private mean accuracy", above=0, at_most=1
     )
+    score_share: float | None = setting(
+        None,
+        "share of epsilon for a noisy histogram of scores by label, which gives AUC, sensitivity and calibration of "
+        "the last private evaluation; 0: none; auto: 0.05 with two classes",
+        at_least=0,
+        at_most=0.5,
+    )
     personalize: str = setting(
         "none",
         "how clients fit the released model to their own records, before they evaluate it too; the result stays there",

@@ -165,7 +165,12 @@ def open_evaluation(
     request = method.evaluation()
     if isinstance(request, EvaluateRequest):
         private = options.evaluate == "private"
-        request = replace(request, personalize=options.personalize if last or private else None, private=private)
+        request = replace(
+            request,
+            personalize=options.personalize if last or private else None,
+            private=private,
+            histogram=private and last and run.plan.histograms > 0,
+        )
     return EvaluationExchange(run, request, number, models, method.assignments(number), aggregate, clients)
 
 
@@ -325,6 +330,7 @@ def _recalibrate(strategy: ClusteredStrategy, done: int, rounds: int) -> None:
         return
     if strategy.options.evaluate == "private" and (every := strategy.options.evaluate_every):
         spent += Counter({plan.evaluation_event(): strategy.evaluations(rounds, every) - done // every})
+        spent += Counter({plan.histogram_event(): plan.histograms}) - strategy.ledger.events
 
     def over(events: Counter[Event]) -> bool:
         return epsilon(events, plan.delta, plan.accountant) > plan.epsilon * (1 + 1e-9)

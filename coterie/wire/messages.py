@@ -35,6 +35,8 @@ from coterie.models import float32_arrays
 if TYPE_CHECKING:
     from torch import nn
 
+#: Key of the diagnostics: a client's counts of scores by label, floats so that their size is fixed.
+SCORE_COUNTS = "score-counts"
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"

@@ -204,12 +204,14 @@ class EvaluateRequest(Request):
             clients report both accuracies. A deployed client never reports that of its own model in diagnostics.
         private: whether the server releases a noisy mean of the accuracies, and nothing else of the replies; it is then
             that of the clients' own models.
+        histogram: whether the server also releases a noisy histogram of the scores of held-out records by label.
     """
 
     message_type: ClassVar[str] = EVALUATE
 
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
     private: bool = False
+    histogram: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,180 @@
+"""Runs that release a histogram of scores: what is charged, stated, refused and continued."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coterie.client.handlers import HANDLERS
+from coterie.client.identity import Client
+from coterie.deploy.policy import Policy
+from coterie.engine.in_process import LocalGrid
+from coterie.privacy import LedgerError, read_ledger
+from coterie.privacy.check import check, verified
+from coterie.privacy.score_histograms import CELLS
+from coterie.server import RunConfig, RunFolder, planning, run
+from coterie.server.run_requests import terms_of
+from coterie.settings import ConfigError
+from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
+
+SETTINGS = {
+    "strategy": "fedavg",
+    "dataset": "breast-cancer",
+    "clients": 20,
+    "shift": "none",
+    "groups": "1",
+    "rounds": 3,
+    "model": "linear",
+    "evaluate": "private",
+    "evaluate-every": 2,
+    "evaluate-noise": 0.3,
+    "epsilon": 20,
+}
+
+
+def execute(path, settings=None, **changes):
+    folder = RunFolder.resume(path, changes) if settings is None else RunFolder.create(path, RunConfig(settings))
+    try:
+        return run(folder, LocalGrid(folder.config["clients"]))
+    finally:
+        folder.close()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scores") / "run"
+    return path, execute(path, SETTINGS)
+
+
+def test_one_histogram_is_charged_with_the_last_evaluation(finished):
+    path, outcome = finished
+    header, charges = read_ledger(path / "ledger.jsonl")
+    kinds = [(charge["round"], charge["for"]) for charge in charges]
+    assert kinds == [
+        (1, "training"), (2, "training"), (2, "evaluation"), (3, "training"), (3, "evaluation"), (3, "histogram"),
+    ]  # fmt: skip
+    assert 18.9 < charges[-2]["epsilon"] <= 0.951 * 20
+    assert 19.9 < charges[-1]["epsilon"] <= 20
+    stated = json.loads((path / "privacy.json").read_text())
+    assert "a noisy histogram of scores by label, and what follows from it" in stated["covers"]
+    assert stated["certified"]
+    assert stated["public_inputs"]["histogram_noise"] == charges[-1]["noise_multiplier"]
+    assert check(header, charges, stated) == []
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [len(line.get("score_histogram", ())) for line in lines] == [0, 0, CELLS]
+    assert outcome["estimates"] is None or 0 <= outcome["estimates"]["roc_auc"] <= 1
+
+
+def test_a_histogram_without_its_charge_is_noticed(finished, tmp_path):
+    path, _ = finished
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("ledger.jsonl", "metrics.jsonl", "privacy.json", "config.toml"):
+        (copy / name).write_bytes((path / name).read_bytes())
+    verified(copy)
+    ledger = (copy / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (copy / "ledger.jsonl").write_text("".join(ledger[:-1]))
+    with pytest.raises(LedgerError, match="private score histogram of round 3"):
+        verified(copy)
+
+
+def test_further_rounds_end_with_a_further_histogram(tmp_path):
+    path = tmp_path / "run"
+    settings = {**SETTINGS, "rounds": 2, "noise-multiplier": 6.0, "score-share": 0.05}
+    execute(path, settings)
+    execute(path, rounds=4)
+    header, charges = read_ledger(path / "ledger.jsonl")
+    assert [charge["round"] for charge in charges if charge["for"] == "histogram"] == [2, 4]
+    stated = json.loads((path / "privacy.json").read_text())
+    assert check(header, charges, stated) == []
+    assert stated["epsilon"] == pytest.approx(charges[-1]["epsilon"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"dataset": "digits"}, r"score-share = 0\.05: the task has 10 classes, not two; set score-share to 0 or auto"),
+        ({"dataset": "diabetes"}, "the targets are numbers, not classes"),
+        ({"evaluate": "diagnostic"}, "releases none; set it to private"),
+        ({"evaluate": "off"}, "releases none; set it to private"),
+        ({"score-share": 0.6}, "at most 0.5"),
+        ({"score-share": -0.1}, "at least 0"),
+    ],
+)
+def test_where_none_can_be_released_the_setting_is_refused(changes, named):
+    with pytest.raises(ConfigError, match=named):
+        RunConfig({**SETTINGS, "score-share": 0.05, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.05),
+        ({"dataset": "digits"}, 0.0),
+        ({"dataset": "diabetes"}, 0.0),
+        ({"evaluate": "off"}, 0.0),
+        ({"noise-multiplier": 2.0}, 0.0),
+        ({"score-share": 0.02}, 0.02),
+        ({"score-share": 0}, 0.0),
+    ],
+)
+def test_the_share_is_automatic_with_two_classes(changes, share):
+    settings = {
+        name: value for name, value in SETTINGS.items() if name != "evaluate-noise" or "evaluate" not in changes
+    }
+    config = RunConfig({**settings, **changes})
+    assert planning.score_share(config) == share
+    assert config.plan.histograms == (share > 0)
+    assert ("histograms" in terms_of(config)["releases"]) == (share > 0)
+
+
+class Watched(LocalGrid):
+    """Notes the contents of replies to evaluations."""
+
+    replies = ()
+
+    def send_and_receive(self, messages, **options):
+        replies = list(super().send_and_receive(messages, **options))
+        if messages and messages[0].metadata.message_type == EVALUATE:
+            self.replies = [reply.content for reply in replies]
+        return replies
+
+
+def test_only_a_client_whose_owner_allows_it_sends_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Client, "allows", lambda client, release: release != "histograms" or client.client_id % 2 == 0)
+    folder = RunFolder.create(tmp_path / "run", RunConfig(SETTINGS))
+    grid = Watched(20)
+    run(folder, grid)
+    folder.close()
+    sent = [SCORE_COUNTS in content[DIAGNOSTICS] for content in grid.replies]
+    assert sorted(sent) == [False] * 10 + [True] * 10
+    counts = [content[DIAGNOSTICS][SCORE_COUNTS] for content in grid.replies if SCORE_COUNTS in content[DIAGNOSTICS]]
+    assert all(len(each) == CELLS and {type(count) for count in each} == {float} for each in counts)
+    sizes = [content[DIAGNOSTICS]["num-examples"] for content in grid.replies if SCORE_COUNTS in content[DIAGNOSTICS]]
+    assert [sum(each) for each in counts] == sizes
+
+
+@pytest.mark.parametrize(
+    ("releases", "allowed"), [(None, True), (("scores",), False), (("scores", "histograms"), True), ((), False)]
+)
+def test_a_policy_names_histograms(releases, allowed):
+    assert Client(0, policy=Policy(releases=releases)).allows("histograms") is allowed
+
+
+@pytest.mark.parametrize("bad", [[float(2**60)] * CELLS, [-1.0] * CELLS, [1.0] * 3, "text", 5.0])
+def test_bad_counts_of_one_client_end_no_run(tmp_path, monkeypatch, bad):
+    handler = HANDLERS[EVALUATE]
+
+    def changed(cohort):
+        replies = handler(cohort)
+        for client, reply in zip(cohort.clients, replies, strict=True):
+            if client.client_id == 3 and isinstance(bad, list) and SCORE_COUNTS in reply[DIAGNOSTICS]:
+                reply[DIAGNOSTICS][SCORE_COUNTS] = bad
+            elif client.client_id == 3 and SCORE_COUNTS in reply[DIAGNOSTICS]:
+                reply[DIAGNOSTICS][SCORE_COUNTS] = 5.0
+        return replies
+
+    monkeypatch.setitem(HANDLERS, EVALUATE, changed)
+    execute(tmp_path / "run", {**SETTINGS, "rounds": 1})
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert np.isfinite(json.loads(lines[-1])["score_histogram"]).all()
