@@ -309,6 +309,41 @@ def markdown(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Characters with a meaning in LaTeX, and those that its default fonts lack.
+_LATEX = str.maketrans({
+    **{c: rf"\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": "$<$", ">": "$>$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "δ": r"$\delta$", "σ": r"$\sigma$",
+    "κ": r"$\kappa$", "∞": r"$\infty$", "±": r"$\pm$", "→": r"$\to$", "×": r"$\times$", "−": "$-$", "–": "--",
+    "†": r"$\dagger$", "²": r"\textsuperscript{2}", "₁": r"\textsubscript{1}",
+})  # fmt: skip
+
+
+def latex(document: Document) -> str:
+    """Return the document as a LaTeX table, which needs the package booktabs."""
+    notes = _notes(document)
+    heads = ["method", *(column["name"] for column in document["columns"])]
+    rows = [[row["name"], *_texts(document, row, notes)] for row in document["rows"]]
+    lines = [" & ".join(text.translate(_LATEX) for text in texts) + r" \\" for texts in [heads, *rows]]
+    source = f" ({document['source']})" if document["source"] else ""
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{(document['title'] + source).translate(_LATEX)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"\par [{number}] {reason.translate(_LATEX)}" for reason, number in notes.items()),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
 def write_csv(document: Document, path: Path) -> None:
     """Write a CSV file with one line per row and column."""
     numbers = [

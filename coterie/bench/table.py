@@ -107,6 +107,7 @@ class Table:  # large: one field per key
         quick: whether this is the quick version.
         overrides: keys of the quick version, which override all others.
         like: name of the table whose runs it shares; defaults to its own.
+        quick_minutes: measured time of the quick version on two cores; None if it is unknown.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Table:  # large: one field per key
     quick: bool = False
     overrides: Settings = field(default_factory=dict)
     like: str = ""
+    quick_minutes: float | None = None
 
     def column(self, setting: str) -> Column:
         """Return the first column of ``setting``."""
@@ -248,6 +250,7 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         tuning_seeds=tuple(tuning.get("seeds", ())),
         reference=raw.get("reference", {}),
         like=Path(raw.get("like", name)).name.removesuffix(".toml"),
+        quick_minutes=raw.get("quick", {}).get("minutes"),
     )
 
 

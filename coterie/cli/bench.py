@@ -124,14 +124,15 @@ def run_table(
 
 def _written(document: Any, folder: Path) -> str:
     """Write the results; return the names of the files."""
-    from coterie.bench.outcome import markdown, write_csv
+    from coterie.bench.outcome import latex, markdown, write_csv
     from coterie.bench.table_figures import draw
 
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(markdown(document))
+    (folder / "table.tex").write_text(latex(document))
     write_csv(document, folder / "table.csv")
     picture = draw(document, folder / "table.png")
-    return f"{folder}/table.json, .csv, .md   figure {picture}"
+    return f"{folder}/table.json, .csv, .md, .tex   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
@@ -139,8 +140,15 @@ def _list_tables(as_json: bool) -> None:
     from coterie.bench.table import read_table, table_names
 
     tables = {table_name: read_table(table_name) for table_name in table_names()}
-    rows = {n: {"what": t.title, "from": t.source, "runs": count(t)} for n, t in tables.items()}
+    rows = {
+        n: {"what": t.title, "from": t.source, "runs": count(t), "quick": _minutes(t.quick_minutes)}
+        for n, t in tables.items()
+    }
     listing("tables", rows, as_json)
+
+
+def _minutes(minutes: float | None) -> str:
+    return "unknown" if minutes is None else f"{minutes:g} min"
 
 
 def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], columns: Sequence[str]) -> str:

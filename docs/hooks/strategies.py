@@ -3,17 +3,20 @@
 import inspect
 import json
 import re
+import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 from coterie.bench.outcome import markdown
+from coterie.bench.table import decimals
 from coterie.server import SETTINGS
 from coterie.settings import AUTO
 from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+REPRODUCTIONS = tomllib.loads(Path(__file__).with_name("reproductions.toml").read_text())
 _UNITS = {"client": "whole clients", "record": "single records", "none": "none (ε = ∞)"}
 
 
@@ -47,7 +50,7 @@ def page(method):
     """The page of one method."""
     module = inspect.getmodule(method)
     title, _, rest = inspect.getdoc(module).partition("\n")
-    parts = [f"# `{method.name}`", title, prose(rest.strip())]
+    parts = [f"# `{method.name}`", title, *reproduction(method.name), prose(rest.strip())]
     if inspect.getdoc(method) and method.__module__ == module.__name__:
         parts += ["## In this implementation", f"{inspect.getdoc(method).partition(chr(10))[0]}", facts(method)]
     parts += ["## Settings", settings(method), "## Run it", command(method)]
@@ -57,6 +60,37 @@ def page(method):
         note += "[Results](../results.md) explains the differences."
         parts += ["## Figures beside the paper's", note, *tables]
     return "\n\n".join(parts) + "\n"
+
+
+def reproduction(name):
+    """What the paper published, as printed, and certified, in one table, and why they differ."""
+    if name not in REPRODUCTIONS:
+        return
+    chosen = REPRODUCTIONS[name]
+    document = json.loads((RESULTS / f"{chosen['table']}.json").read_text())
+    rows = {row["name"]: row["cells"] for row in document["rows"]}
+    printed = rows[chosen["printed"]]
+    certified = rows[chosen["certified"]] if "certified" in chosen else None
+    lines = ["| | Published | As printed |", "| --- | ---: | ---: |"]
+    if certified:
+        lines = ["| | Published | As printed | Certified |", "| --- | ---: | ---: | ---: |"]
+    for index, column in enumerate(document["columns"]):
+        if printed[index] and printed[index]["paper"] is not None:
+            places = decimals(column)
+            shown = [f"{printed[index]['paper']:.{places}f}", measured(printed[index], places)]
+            shown += [measured(certified[index], places)] if certified else []
+            lines.append(f"| {column['name']} | {' | '.join(shown)} |")
+    made = f"{document['source']}: {document['title']} (`{document['command']}`)"
+    names = f"“{chosen['printed']}”" + (f" and “{chosen['certified']}”" if certified else "")
+    yield f"## Published and measured\n\n{made}; the rows are {names}.\n\n" + "\n".join(lines)
+    yield f"**Why they differ.** {' '.join(chosen['why'].split())} [Results](../results.md) has all rows."
+
+
+def measured(cell, places):
+    """Our figure, with its deviation over seeds."""
+    if cell["mean"] is None:
+        return "–"
+    return f"{cell['mean']:.{places}f}" + (f" ± {cell['std']:.{places}f}" if cell["std"] is not None else "")
 
 
 def prose(text):

@@ -3,7 +3,13 @@
 import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
+
+import pytest
+
+from coterie.bench.outcome import latex
+from coterie.bench.table import read_table, table_names
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -24,3 +30,41 @@ def test_results_say_how_they_were_made_and_nothing_about_whose_machine_it_was()
         assert document["command"].startswith("coterie bench ")
         assert "dirty" not in document["machine"]["git-commit"]
         assert not re.search(r"/(work|tmp|home|root)/", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_latex_has_every_cell_and_characters_of_every_font(path):
+    document = json.loads(path.read_text())
+    text = latex(document)
+    assert text.isascii()
+    body = re.search(r"\\midrule\n(.*)\\bottomrule", text, re.DOTALL)[1].splitlines()
+    assert len(body) == len(document["rows"])
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {len(document["columns"])}
+    assert not re.search(r"(?<!\\)[%#_]", text)
+
+
+def test_every_short_version_states_its_time():
+    known = {name: read_table(name).quick_minutes for name in table_names()}
+    assert all(minutes and 0 < minutes < 60 for minutes in known.values()), known
+
+
+def test_reproductions_name_rows_of_results_that_have_published_figures():
+    chosen = tomllib.loads((ROOT / "docs" / "hooks" / "reproductions.toml").read_text())
+    for name, one in chosen.items():
+        rows = {row["name"]: row for row in json.loads(by_name(one["table"]))["rows"]}
+        assert any(cell and cell["paper"] is not None for cell in rows[one["printed"]]["cells"]), name
+        assert one.get("certified", one["printed"]) in rows
+    published = {row["set"]["strategy"] for path in RESULTS for row in printed_rows(path)}
+    assert published - {"oracle"} <= chosen.keys()
+
+
+def by_name(stem):
+    return (ROOT / "benchmarks" / "results" / f"{stem}.json").read_text()
+
+
+def printed_rows(path):
+    """Rows with a published figure beside ours."""
+    for row in json.loads(path.read_text())["rows"]:
+        cells = [cell for cell in row["cells"] if cell and None not in (cell["paper"], cell["mean"])]
+        if cells and "strategy" in row.get("set", {}):
+            yield row
