@@ -70,8 +70,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The settings as text."""
-        return ", ".join(f"{key} = {formats.setting(value)}" for key, value in self.settings.items()) or "all runs"
+        """The settings as text; method and data if none differs."""
+        told = ", ".join(f"{key} = {formats.setting(value)}" for key, value in self.settings.items())
+        return told or f"{self.runs[0].strategy} on {self.runs[0].dataset}"
 
     @property
     def seeds(self) -> list[int | None]:
