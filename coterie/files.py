@@ -158,13 +158,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A file with one JSON object.
+def read_object(path: Path, *, strict: bool = False) -> dict[str, Any]:
+    """A file with one JSON object; if ``strict``, without NaN and Infinity, which Python reads and JSON lacks.
 
     Raises:
         FileError: see :func:`open_regular`; or it is not a JSON object.
     """
-    return parse_object(read_text(path), str(path))
+    return parse_object(read_text(path), str(path), strict=strict)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -178,16 +178,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [parse_object(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 
-def parse_object(text: str, name: str) -> dict[str, Any]:
-    """A JSON object; ``name`` is what errors call it.
+def parse_object(text: str, name: str, *, strict: bool = False) -> dict[str, Any]:
+    """A JSON object; ``name`` is what errors call it. See :func:`read_object`.
 
     Raises:
         FileError: the text is not a JSON object.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_constant=_refuse if strict else None)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise FileError(f"{name} contains a {type(content).__name__}; expected a JSON object")
     return content
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")

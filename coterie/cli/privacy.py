@@ -388,7 +388,7 @@ def _stated(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return read_object(path)
+        return read_object(path, strict=True)
     except FileError as error:
         raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
 

@@ -23,6 +23,8 @@ from coterie.privacy.statement import NO_EVENTS, Guarantee
 
 #: Entry of a certificate: largest share of right guesses of an attacker.
 ODDS = "attacker_right"
+#: Entry of a certificate: the releases of which its costs are computed, of each profile.
+COMPOSED = "composed"
 #: Entry of the public inputs: column of the tables that names the unit of a record.
 UNIT_COLUMN = "unit-column"
 _OUTSIDE = (
@@ -93,6 +95,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         ),
         "accountants": {name: finite(value) for name, value in by_accountant.items()},
         "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],
+        COMPOSED: [_charged(events_of_a_client(profile.events)) for profile in profiles] if plan.private else [],
         "shared_budget": _shared_budget(charges),
         **({"started_from": _started_from(start)} if start else {}),
         "sampler": plan.sampler,

@@ -12,7 +12,7 @@ from typing import Any
 from coterie.files import FileError, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
-from coterie.privacy.certificate import ODDS, certificate, plan_in_force
+from coterie.privacy.certificate import COMPOSED, ODDS, certificate, plan_in_force
 from coterie.privacy.ledger import LedgerError, count_of, earlier_events, event_of, read_chained
 from coterie.privacy.manifest import card_of
 from coterie.privacy.record import RecordPlan
@@ -142,7 +142,7 @@ def check(
     if stated is not None:
         follows = certificate(header, charges)
         for key, value, derived in _differences(_unversioned(stated), _unversioned(follows)):
-            if value is _Absent and key == ODDS:
+            if value is _Absent and key in (COMPOSED, ODDS):
                 continue  # it was written by a version without this entry, which states no guarantee
             if value is _Absent and key.rpartition(".")[2] in _LATER and _LATER.isdisjoint(header["plan"]):
                 continue  # both were written by a version without these entries
@@ -213,7 +213,10 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=_TOLERANCE)
+        try:
+            return math.isclose(one, other, rel_tol=_TOLERANCE)
+        except OverflowError:  # an integer beyond floats
+            return one == other
     return bool(one == other)
 
 

@@ -96,11 +96,12 @@ def card_of(path: Path) -> dict[str, Any]:
 
 def _foreign_models(run: Path) -> Iterator[str]:
     """Yield which models are not those of the run's certificate, or have the number of another one."""
-    for name in _models(run) if os.path.lexists(run / CERTIFICATE) else ():
+    digest = _digest(run / CERTIFICATE) if os.path.lexists(run / CERTIFICATE) else ""
+    for name in _models(run) if digest else ():
         numbered = _NUMBERED.fullmatch(Path(name).name)
         try:
             card = card_of(run / name) if numbered else {}
-            if numbered and card.get("certificate", "") not in ("", _digest(run / CERTIFICATE)):
+            if numbered and card.get("certificate", digest) != digest:
                 yield f"{name} is a model of a run with another {CERTIFICATE}, by its card"
             elif numbered and card.get("cluster", int(numbered[1])) != int(numbered[1]):
                 yield f"{name} is the model of cluster {card['cluster']!r:.40}, by its card"

@@ -33,6 +33,7 @@ _PROSE_KEYS = {
     "delta",
     "accountants",
     "charged",
+    "composed",
     "covers",
     "outside",
     "public_inputs",

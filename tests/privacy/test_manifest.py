@@ -1,7 +1,6 @@
 """SHA256SUMS of a run folder and its signature: what belongs together, and what somebody changed."""
 
 import json
-import os
 import shutil
 import subprocess
 
@@ -12,7 +11,7 @@ from commands import assert_refused, document
 from coterie.files import FileError
 from coterie.privacy.manifest import manifest_problems, read_manifest
 
-MODEL = "models/cluster-0.safetensors"
+MODEL = sealed.MODEL
 
 
 @pytest.fixture(scope="module")
@@ -32,56 +31,9 @@ def test_a_folder_as_it_was_written_has_no_problem_and_sha256sum_agrees(run):
     assert (done.returncode, done.stdout.count("OK")) == (0, 4)
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def append(path, content):
-    path.write_bytes(path.read_bytes() + content)
-
-
-def swap(run):
-    first, second = (run / "models" / f"cluster-{j}.safetensors" for j in (0, 1))
-    first.rename(run / "away")
-    second.rename(first)
-    (run / "away").rename(second)
-
-
-def link(path, is_same=True):
-    target = path.parent.parent / "elsewhere"
-    path.rename(target)
-    if not is_same:
-        flip(target)
-    path.symlink_to(target)
-
-
-CHANGES = {
-    "one bit of a model": (lambda run: flip(run / MODEL), "cluster-0.safetensors has another"),
-    "models swapped": (swap, "cluster-0.safetensors has another"),
-    "a further model": (lambda run: shutil.copy(run / MODEL, run / "models/cluster-7.safetensors"), "cluster-7"),
-    "a further hidden file": (lambda run: (run / "models/.hidden").write_text(""), ".hidden is not in"),
-    "a further folder": (lambda run: (run / "models/more").mkdir(), "more is not in"),
-    "a model less": (lambda run: (run / MODEL).unlink(), "No such file"),
-    "no models": (lambda run: shutil.rmtree(run / "models"), "No such file"),
-    "a link to the same model": (lambda run: link(run / MODEL), "symbolic link"),
-    "a link to nothing": (lambda run: [(run / MODEL).unlink(), (run / MODEL).symlink_to("no")], "symbolic link"),
-    "a linked folder": (lambda run: link(run / "models"), "symbolic link"),
-    "a FIFO": (lambda run: [(run / MODEL).unlink(), os.mkfifo(run / MODEL)], "not a regular file"),
-    "a folder as a model": (lambda run: [(run / MODEL).unlink(), (run / MODEL).mkdir()], "not a regular file"),
-    "a space in the certificate": (lambda run: append(run / "privacy.json", b" "), "privacy.json has another"),
-    "no certificate": (lambda run: (run / "privacy.json").unlink(), "No such file"),
-    "a linked certificate": (lambda run: link(run / "privacy.json"), "symbolic link"),
-    "an empty list": (lambda run: (run / "SHA256SUMS").write_text(""), "damaged"),
-    "no text": (lambda run: (run / "SHA256SUMS").write_bytes(b"\xff\0"), "damaged"),
-    "a linked list": (lambda run: [(run / "SHA256SUMS").unlink(), (run / "SHA256SUMS").symlink_to("no")], "No such"),
-}
-
-
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("how", sealed.CHANGES)
 def test_a_change_is_named(run, how):
-    change, part = CHANGES[how]
+    change, part = sealed.CHANGES[how]
     change(run)
     problems = manifest_problems(run)
     assert problems
@@ -107,7 +59,7 @@ def test_a_change_is_named(run, how):
     ],
 )
 def test_other_lines_are_refused(run, line):
-    append(run / "SHA256SUMS", f"{line.format(digest='0' * 64)}\n".encode())
+    sealed.append(run / "SHA256SUMS", f"{line.format(digest='0' * 64)}\n".encode())
     with pytest.raises(FileError, match="damaged"):
         read_manifest(run)
 
@@ -122,9 +74,9 @@ def test_certificate_ledger_and_models_must_be_listed(run, left_out):
 def test_cards_bind_models_to_the_certificate_also_without_a_list(run, tmp_path):
     (run / "SHA256SUMS").unlink()
     assert manifest_problems(run) == []
-    swap(run)
+    sealed.swap(run)
     assert "model of cluster 1, by its card" in manifest_problems(run)[0]
-    swap(run)
+    sealed.swap(run)
     (run / "privacy.json").write_text((run / "privacy.json").read_text().replace("4.0", "3.0"))
     assert "another privacy.json" in manifest_problems(run)[0]
     sealed.seal(run)  # a new list does not help
@@ -167,7 +119,7 @@ def test_a_signature_is_verified_with_a_key(coterie, run, tmp_path):
 
 
 def test_a_changed_model_is_a_problem_whoever_asks(coterie, run):
-    flip(run / MODEL)
+    sealed.flip(run / MODEL)
     assert checked(coterie, run)["verdict"] == "bad"
 
 
