@@ -68,7 +68,7 @@ def _check_by_shape(path: Path, input_shape: str | None, num_classes: int | None
 
 def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_json: bool) -> None:
     """Check a table, or the tables of a folder."""
-    from coterie.datasets import SchemaError, TableSchema, read_table
+    from coterie.datasets import SchemaError, TableSchema
     from coterie.datasets.tables import repeated_names, unscaled
 
     try:
@@ -77,13 +77,15 @@ def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_jso
         for message in error.errors:
             print(f"error: {schema}: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
-    tables = {path: read_table(path, loaded) for path in _parts(file)}
+    tables, unreadable = _read(file, loaded)
     left_out = _left_out(file, tables)
     warnings = loaded.warnings()
     warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
     warnings += filter(None, (repeated_names(path, loaded) for path in tables))
     warnings += filter(None, [_unequal_losses(tables, loaded, left_out)])
-    excess = [text for path, table in tables.items() for text in _excess(path, table, loaded, allowed)]
+    excess = unreadable + [
+        f"{path}: {text}" for path, table in tables.items() for text in _excess(path, table, loaded, allowed)
+    ]
     if as_json:
         reports = {str(path): _report(table, loaded) for path, table in tables.items()}
         content = {"schema": loaded.fingerprint, "warnings": warnings, "errors": excess, "files": reports}
@@ -93,6 +95,21 @@ def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_jso
         _print_text(tables, loaded, left_out, warnings, excess)
     if excess or any(table.errors for table in tables.values()) or not sum(len(table.y) for table in tables.values()):
         raise typer.Exit(1)
+
+
+def _read(file: Path, schema: TableSchema) -> tuple[dict[Path, Table], list[str]]:
+    """Return the tables of a file or folder, and why others of the folder cannot be read."""
+    from coterie.datasets import DataError, read_table
+
+    tables, unreadable = {}, []
+    for path in (paths := _parts(file)):
+        try:
+            tables[path] = read_table(path, schema)
+        except DataError as error:
+            if len(paths) == 1:
+                raise
+            unreadable.append(str(error))
+    return tables, unreadable
 
 
 def _excess(path: Path, table: Table, schema: TableSchema, allowed: dict[str, float]) -> list[str]:
@@ -148,17 +165,14 @@ def schema(
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return the file, or the training and test files of a folder."""
+    """Return the file, or the tables of a folder."""
     from coterie.datasets import DataError
-    from coterie.datasets.user_files import find, is_table
+    from coterie.datasets.user_files import is_table, parts
 
-    if not path.is_dir():
+    if is_table(path) or not path.is_dir():
         return [path]
-    paths = [file for name in ("train", "test") if (file := find(path, name))]
-    if not paths and is_table(path):
-        return [path]
-    if not paths:
-        raise DataError(f"{path} contains neither train.csv nor train.parquet")
+    if not (paths := parts(path)):
+        raise DataError(f"{path} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
     return paths
 
 

@@ -228,6 +228,8 @@ class TableSchema:
     def at_site(self, path: str | Path) -> TableSchema:
         """Return the schema of one file, with `ignore` and `file` of ``NAME.site.toml`` if it lies beside ``NAME.csv``.
 
+        What that file does not set is that of the schema.
+
         Raises:
             SchemaError: that file cannot be read or has errors.
         """
@@ -240,7 +242,7 @@ class TableSchema:
         except (FileError, ValueError, RecursionError) as error:
             raise SchemaError(str(site), [f"cannot be read: {str(error)[:_MAX_NAME]}"]) from None
         errors: list[str] = []
-        table = _Table(content, "", errors)
+        table = _Table({**content, "file": _over(content.get("file", {}), self._file)}, "", errors)
         schema = replace(self, ignore=_ignored(table, self.ignore), file=_file(table.table("file"), self))
         table.finish()
         _check_names(schema, table)
@@ -248,8 +250,9 @@ class TableSchema:
             raise SchemaError(str(site), errors)
         return schema
 
-    def __str__(self) -> str:
-        """The schema as JSON on one line, which `parse` reads."""
+    @property
+    def _file(self) -> dict[str, Any]:
+        """How files are written, as a schema states it."""
         file: dict[str, Any] = {
             "delimiter": self.file.delimiter or "auto",
             "decimal": self.file.decimal,
@@ -261,9 +264,12 @@ class TableSchema:
         }
         file |= {"sheet": self.file.sheet} if self.file.sheet else {}
         columns = {name: column.to_dict() for name, column in self.file.columns}
-        file |= {"columns": columns} if columns else {}
+        return file | ({"columns": columns} if columns else {})
+
+    def __str__(self) -> str:
+        """The schema as JSON on one line, which `parse` reads."""
         ignore = "others" if self.ignore is None else list(self.ignore)
-        return json.dumps({**self.contract, "ignore": ignore, "file": file}, ensure_ascii=False)
+        return json.dumps({**self.contract, "ignore": ignore, "file": self._file}, ensure_ascii=False)
 
     @property
     def contract(self) -> dict[str, Any]:
@@ -449,6 +455,14 @@ def _schema(table: _Table) -> TableSchema:
     table.finish()
     _check_names(schema, table)
     return schema
+
+
+def _over(given: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return a table with the defaults that it does not set; what is no table stays, to be named as an error."""
+    if not isinstance(given, dict):
+        return given
+    nested = {key: _over(given[key], defaults[key]) for key in given if isinstance(defaults.get(key), dict)}
+    return {**defaults, **given, **nested}
 
 
 def _ignored(table: _Table, default: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,10 +68,20 @@ def read(
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 
 
+def parts(folder: Path) -> list[Path]:
+    """Return the training and test data of a folder; if it has none, the data `client-0` and so on of a simulation."""
+    found = [path for name in ("train", "test") if (path := find(folder, name))]
+    if found:
+        return found
+    clients = {int(name[1]) for entry in folder.iterdir() if (name := re.match(r"client-(\d+)\b", entry.name))}
+    return [path for client in sorted(clients) if (path := find(folder, f"client-{client}"))]
+
+
 def beside(folder: Path) -> LeftOut:
-    """Return an account of what lies beside the training and test data of a folder."""
-    used = {find(folder, "train"), find(folder, "test"), folder / CLASSES}
-    used |= {folder / f"{name}{SITE_SUFFIX}" for name in ("train", "test")}
+    """Return an account of what lies beside the data of a folder."""
+    used = {folder / CLASSES}
+    for path in parts(folder):
+        used |= {path, path.with_suffix(SITE_SUFFIX)}
     others = sorted(entry for entry in folder.iterdir() if entry not in used)
     return LeftOut.of(loss for entry in others for loss in losses_of(entry, folder))
 

@@ -3,21 +3,64 @@
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from coterie.datasets import TableSchema, read_table
 
 HERE = Path(__file__).parents[2] / "examples" / "hospital-csv"
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", (HERE / "README.md").read_text(), re.MULTILINE)]
 
 
 @pytest.fixture
-def sites(tmp_path, monkeypatch):
-    """The folder of the five tables, written by the script that the README names."""
-    monkeypatch.setattr(sys, "argv", ["write_sites.py", str(tmp_path / "sites")])
-    exec(compile((HERE / "write_sites.py").read_text(), "write_sites.py", "exec"), {"__name__": "__main__"})
-    return tmp_path / "sites"
+def write(tmp_path, monkeypatch):
+    """Write the five tables by the script that the README names."""
+
+    def write(*options):
+        folder = tmp_path / "-".join(["sites", *options])
+        monkeypatch.setattr(sys, "argv", ["write_sites.py", *options, str(folder)])
+        exec(compile((HERE / "write_sites.py").read_text(), "write_sites.py", "exec"), {"__name__": "__main__"})
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def sites(write):
+    return write()
+
+
+def test_raw_tables_pass_with_their_parts_and_hold_what_the_plain_ones_do(coterie, write):
+    sites, raw = write(), write("--raw")
+    words = "data", "check", raw, "--schema", HERE / "schema.toml"
+    status, out, _ = coterie(*words)
+    assert status == 1
+    wrong = [line for line in out.splitlines() if line.startswith("error: ")]
+    assert [re.search(r"client-(\d)", line)[1] for line in wrong] == ["1", "2", "4", "3"]  # all sites at once
+    for part in (HERE / "site-parts").iterdir():
+        shutil.copy(part, raw)
+    status, out, err = coterie(*words, "--json")
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    assert report["errors"] == []
+    assert {loss["effect"] for loss in report["left-out"]["losses"]} == {"clamped"}
+    schema = TableSchema.load(HERE / "schema.toml")
+    names = [column.name for column in schema.columns]
+    clamped = 0
+    for site in range(5):
+        plain, ours = (read_table(folder / f"client-{site}.csv", schema) for folder in (sites, raw))
+        np.testing.assert_array_equal(ours.y, plain.y)
+        same = np.ones(plain.x.shape, bool)
+        for name in ours.missing:
+            same[:, names.index(name)] = ours.x[:, names.index(name)] != 0
+        np.testing.assert_allclose(ours.x[same], plain.x[same], atol=1e-6)
+        clamped += sum(note["count"] for note in report["files"][str(raw / f"client-{site}.csv")]["notes"])
+        assert dict(ours.missing) == {3: {"worst concavity": 12}, 4: {"fractal dimension error": 113}}.get(site, {})
+    assert clamped == 13  # as many as in the plain tables, but one in the absent column
 
 
 def test_the_readme_lists_the_commands():
