@@ -130,6 +130,30 @@ def dominance_test(
     return Finding(mechanism, attack, "mu", mu, bound, deltas, violated or bound > mu, control)
 
 
+def pure_test(mechanism: str, attack: str, epsilon: float, worlds: Pair, confidence: float = CONFIDENCE) -> Finding:
+    """Test whether a release is epsilon-private at delta 0.
+
+    Args:
+        mechanism, attack: see :class:`Finding`.
+        epsilon: the claim.
+        worlds: (draws, features) observations of the adversary in each world.
+        confidence: confidence of each Clopper-Pearson bound.
+    """
+    learn, check = _scores(worlds)
+    claimed = [max(0.0, (math.exp(epsilon) - math.exp(loss)) / (1 + math.exp(epsilon))) for loss in LOSSES]
+    deltas = tuple(zip(_certified_deltas(learn, check, confidence), claimed, strict=True))
+    bound = max(
+        _certified(learn, check, _thresholds(learn), _log_ratio, confidence),
+        _certified(_flip(learn), _flip(check), -_thresholds(learn), _log_ratio, confidence),
+    )
+    violated = any(low > high for low, high in deltas) or bound > epsilon
+    return Finding(mechanism, attack, "epsilon", epsilon, bound, deltas, violated)
+
+
+def _log_ratio(tpr: FloatArray, fpr: FloatArray) -> FloatArray:
+    return np.asarray(np.log(np.maximum(tpr, 1e-300) / fpr))
+
+
 def _shift_of(events: Mapping[Event, int]) -> float:
     return math.sqrt(sum(count / event.noise_multiplier**2 for event, count in events.items()))
 

@@ -328,8 +328,8 @@ def _measure_histogram(plan: Plan, streams: Streams) -> Finding:
 
 
 def _histogram(plan: Plan, counts: Sequence[FloatArray], streams: Streams) -> ScoreHistogram:
-    permit = Ledger(plan.delta).charge_round(1, plan.histogram_event())
-    return plan.release_histogram(permit, counts, streams, 1)
+    permit = plan.charge_histogram(Ledger(plan.delta), 1)
+    return plan.release_histogram(permit, dict(enumerate(counts)), streams, 1)
 
 
 def _compare_variance(attack: Attack, streams: Streams, number: int) -> Finding:

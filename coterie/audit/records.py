@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from coterie.audit.findings import Finding, FloatArray, dominance_test
+from coterie.audit.findings import Finding, FloatArray, dominance_test, pure_test
+from coterie.client import record_level
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet, Units
 from coterie.models import float32_arrays, set_trainable, trainable, with_lora
-from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
+from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, score_histograms, selection_event
 from coterie.wire.messages import Layout
 
 _MECHANISM = "dp-sgd"
@@ -59,11 +61,13 @@ def audit_records(streams: Streams, replies: int, attacks: str = "") -> list[Fin
             replies,
         ),
     }
-    findings = {
+    findings: dict[str, Callable[[], Finding]] = {
         **{name: partial(_gradients, name, *gradients[name], streams, i) for i, name in enumerate(gradients)},
         **{f"gradient of any norm ({mode})": partial(_measure_shift, mode) for mode in _MODES},
         "additional record, losses of models": partial(_losses, streams, replies),
         "additional record, private selection": partial(_selections, streams, 2 * replies),
+        "held-out record of any score, histogram": _measure_histogram,
+        "additional held-out record, histogram": partial(_histograms, streams, 2 * replies),
     }
     return [find() for name, find in findings.items() if attacks in name]
 
@@ -215,3 +219,34 @@ def _selections(streams: Streams, replies: int) -> Finding:
         worlds.append(np.array(chosen, np.float64)[:, None])
     claim = {selection_event(e): 1}
     return dominance_test(_MECHANISM, "additional record, private selection", claim, (worlds[0], worlds[1]))
+
+
+# ---- histograms of scores ---------------------------------------------------------------------------------
+
+
+def _held_out(records: int, trained: int = _RECORDS, scale: float = 1.0) -> FloatArray:
+    """Return the counts of held-out records, of which the victim is the last and has a very large score."""
+    network, layout, models = _network()
+    x = np.array([[1, 0]] * records, np.float32)
+    x[_RECORDS - 1 :] = [0, scale]
+    shard = Shard(0, 0, x[:1].repeat(trained, axis=0), np.zeros(trained, np.int64), TestSet(x, (x[:, 1] != 0) * 1))
+    return record_level.held_out_counts(network, layout, models, shard)
+
+
+def _measure_histogram() -> Finding:
+    """Measure the maximum influence of a held-out record on a histogram, and that of a training record, which is 0."""
+    without = _held_out(_RECORDS - 1)
+    moved = [float(np.abs(_held_out(_RECORDS, scale=s) - without).sum()) for s in (1, -1, 1e-3, 1e30, np.inf, np.nan)]
+    trained = float(np.abs(_held_out(_RECORDS - 1, trained=_RECORDS + 1) - without).sum())
+    largest = max(moved) if trained == 0 else math.inf
+    name = "held-out record of any score, histogram"
+    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1)
+
+
+def _histograms(streams: Streams, replies: int) -> Finding:
+    """Audit noisy histograms with and without one held-out record."""
+    epsilon, worlds = 1.0, []
+    for world, records in enumerate((_RECORDS - 1, _RECORDS)):
+        rng, counts = streams.stream("histogram", world), _held_out(records)
+        worlds.append(np.array([score_histograms.noisy_counts(counts, epsilon, rng) for _ in range(replies)]))
+    return pure_test(_MECHANISM, "additional held-out record, histogram", epsilon, (worlds[0], worlds[1]))

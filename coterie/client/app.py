@@ -246,6 +246,8 @@ def _refused(client: Client, cohort: Cohort) -> str:
     policy, strategy, releases = client.policy, cohort.config.strategy, [_RELEASES[cohort.request.message_type]]
     if policy is None:
         return ""
+    if isinstance(cohort.request, EvaluateRequest) and cohort.plans:
+        releases = ["histograms"]
     if isinstance(cohort.request, LabelRequest) and not cohort.request.release_counts:
         releases = []
     refused = policy.refuses(strategy, releases)
@@ -253,7 +255,7 @@ def _refused(client: Client, cohort: Cohort) -> str:
         return refused
     plan = cohort.plan(client.client_id) if cohort.plans else None
     if isinstance(cohort.request, EvaluateRequest) and cohort.request.histogram and client.allows("histograms"):
-        releases += ["histograms"]
+        releases = [*releases, "histograms"]
     number = cohort.request.round
     return client.consent.refuses(
         policy.submitters, app=client.app, strategy=strategy, round=number, releases=releases, plan=plan
@@ -268,7 +270,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
     from coterie.client.reply_cache import ReplyCache
 
     cohort, handler = _validated(message_type, content, client, node), HANDLERS[message_type]
-    if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
+    if not (client.folder and message_type in (*CHARGED_REQUESTS, EVALUATE) and cohort.plans):
         reply = cohort.replies(handler)[0]
         if isinstance(reply, RecordDict):
             keep_own_model(cohort, client)

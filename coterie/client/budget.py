@@ -30,7 +30,7 @@ from coterie.logs import printable
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan, epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
-from coterie.privacy.ledger import RECONCILED
+from coterie.privacy.ledger import RECONCILED, held_out_epsilon, read_ledger
 from coterie.privacy.sums import REQUEST, RUN, Sums
 from coterie.wire.messages import HEAD
 
@@ -64,11 +64,20 @@ def charge(
     origin: dict[str, object] = {name: value for name, value in asked.items() if value and client.deployed}
     if client.head:
         origin["client_id"] = client.client_id
-    return spend(client, folder, plan, round, pricing.charges(request), **origin)
+    spec = request.release_spec
+    held_out = plan.held_out_epsilon if spec is not None and spec.histogram else 0.0
+    return spend(client, folder, plan, round, pricing.charges(request), held_out=held_out, **origin)
 
 
 def spend(
-    client: Client, folder: Path | None, plan: RecordPlan | None, round: int, events: Counter[Event], **details: object
+    client: Client,
+    folder: Path | None,
+    plan: RecordPlan | None,
+    round: int,
+    events: Counter[Event],
+    *,
+    held_out: float = 0.0,
+    **details: object,
 ) -> int:
     """Charge the events of a round to one client. Call it before data are read or noise is drawn.
 
@@ -77,7 +86,8 @@ def spend(
         folder: its state folder; None: there is no place for a ledger.
         plan: terms of this run; not needed for a client with its own budget.
         round: number of the round.
-        events: what the round releases.
+        events: what the round releases of training records.
+        held_out: epsilon, at delta 0, of what it releases of held-out records instead.
         details: further entries of the charges; JSON-ready.
 
     Returns:
@@ -96,6 +106,9 @@ def spend(
         ledger = _open(client, folder, plan)
         try:
             assert ledger.path is not None
+            if held_out:
+                _check_held_out_policy(client, ledger.path, held_out)
+                return ledger.spend_held_out(round, held_out, **details)
             _check_policy(client, folder, ledger.path, events)
             planned = None if plan is None else plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
@@ -201,13 +214,39 @@ def _check_policy(client: Client, folder: Path, ledger: Path, events: Counter[Ev
             since = time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600)
             made = sums.since(time.strftime("%Y-%m-%d", since))
         else:
-            made = sums.of(name, client.run if name == RUN else _request_id(client))
+            made = sums.of(name, _of(client, name))
         if not epsilon(made + events, delta) <= limit:
-            who = client.client_id
-            log(WARNING, "client %s: the request exceeds epsilon = %g per %s of its policy", who, limit, name)
-            raise ClientError(
-                f"client {who} rejects the request: it exceeds the epsilon per {name} of its owner's policy", "policy"
-            )
+            raise _beyond_policy(client, name, limit)
+
+
+def _check_held_out_policy(client: Client, ledger: Path, further: float) -> None:
+    """Check the same of what is released of held-out records, which adds up apart from training.
+
+    Raises:
+        ClientError: it is not within the limits.
+    """
+    since = time.strftime("%Y-%m-%d", time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600))
+    for name, limit, _ in _limits(client):
+        made = (
+            charge
+            for charge in read_ledger(ledger)[1]
+            if (str(charge.get("time", "")) >= since if name == "month" else charge.get(name) == _of(client, name))
+        )
+        if not held_out_epsilon(made) + further <= limit:
+            raise _beyond_policy(client, name, limit)
+
+
+def _of(client: Client, name: str) -> str:
+    """Return the run, or the signed request, that asks."""
+    return client.run if name == RUN else _request_id(client)
+
+
+def _beyond_policy(client: Client, name: str, limit: float) -> ClientError:
+    who = client.client_id
+    log(WARNING, "client %s: the request exceeds epsilon = %g per %s of its policy", who, limit, name)
+    return ClientError(
+        f"client {who} rejects the request: it exceeds the epsilon per {name} of its owner's policy", "policy"
+    )
 
 
 def _limits(client: Client) -> list[tuple[str, float, float]]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.client import points
@@ -24,10 +24,17 @@ from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
 from coterie.client.personal import OwnModels, personalised
-from coterie.client.record_level import Keys, charged, check_whole, noisy_model_losses, train_privately
+from coterie.client.record_level import (
+    Keys,
+    charged,
+    check_whole,
+    noisy_histograms,
+    noisy_model_losses,
+    train_privately,
+)
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
-from coterie.datasets import TestSet
+from coterie.datasets import OwnFederation, TestSet
 from coterie.privacy import Plan, Summed, clip_rows
 from coterie.privacy.score_histograms import count_scores
 from coterie.wire import EvaluateRequest, TrainRequest
@@ -40,6 +47,7 @@ from coterie.wire.messages import (
     IDENTITY,
     LABEL,
     LOSSES,
+    REPLY,
     SCORE_COUNTS,
     TRAIN,
     Layout,
@@ -212,6 +220,8 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
 
 def evaluate(cohort: Cohort) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
+    if cohort.plans:
+        return _histograms(cohort)
     if not all(client.evaluates for client in cohort.clients):
         return [ClientError(_EVALUATION_NOT_COVERED)] * len(cohort.clients)
     labels = cohort.choose()
@@ -240,6 +250,32 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
         )
         for (client, shard, label, (accuracy, loss, size)), (own_accuracy, counts) in zip(rows, replaced, strict=True)
     ]
+
+
+def _histograms(cohort: Cohort) -> list[ReplyOrError]:
+    """Return noisy histograms of scores at record level, charged; nothing else of held-out records is released."""
+    refused = ""
+    if len(cohort.models) != 1 or cohort.federation.num_classes != 2:
+        refused = "a histogram of scores is of one model, for two classes"
+    elif not isinstance(cohort.federation, OwnFederation):
+        refused = "only clients' own data have held-out records of which no other client holds a copy"
+    if refused:
+        return [ClientError(f"client {client.client_id} rejects the request: {refused}") for client in cohort.clients]
+    check_whole(cohort)
+
+    def replies(paid: Cohort, keys: Keys) -> list[RecordDict]:
+        counted = zip(paid.clients, noisy_histograms(paid, keys), strict=True)
+        return [
+            RecordDict(
+                {
+                    REPLY: ConfigRecord({"client-id": client.client_id, "round": paid.request.round}),
+                    DIAGNOSTICS: MetricRecord({SCORE_COUNTS: counts}),
+                }
+            )
+            for client, counts in counted
+        ]
+
+    return charged(cohort, replies)
 
 
 @dataclass

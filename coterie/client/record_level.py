@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from coterie.client.budget import charge
 from coterie.client.cohort import Cohort, Labels
@@ -17,11 +18,13 @@ from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
-from coterie.client.scores import example_losses
+from coterie.client.scores import example_losses, outputs
 from coterie.client.state import ClientError
+from coterie.datasets import Shard
 from coterie.privacy import PrivacyError, Streams, noisy_argmin, noisy_losses
+from coterie.privacy.score_histograms import CELLS, count_scores, noisy_counts
 from coterie.wire import RequestError
-from coterie.wire.messages import LOSSES, TRAIN
+from coterie.wire.messages import LOSSES, TRAIN, Layout
 
 #: Keys of clients' random streams: round, client id and number of the charge, by client id.
 Keys: TypeAlias = dict[int, tuple[int, int, int]]
@@ -118,6 +121,30 @@ def noisy_model_losses(cohort: Cohort, keys: Keys) -> Vectors:
     return released
 
 
+def noisy_histograms(cohort: Cohort, keys: Keys) -> list[list[float]]:
+    """Return each client's noisy counts of the scores of its held-out records, for the one received model.
+
+    Where no record is held out, all counts are zero before the noise: no training record is ever counted.
+    """
+    histograms = []
+    for client in cohort.clients:
+        shard, device = cohort.shard(client), cohort.local_training.device
+        counts = held_out_counts(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+        rng = Streams(cohort.config.seed).stream("histogram", *keys[client.client_id])
+        histograms.append(noisy_counts(counts, cohort.plan(client.client_id).held_out_epsilon, rng).tolist())
+    return histograms
+
+
+def held_out_counts(
+    network: nn.Module, layout: Layout, models: Vectors, shard: Shard, device: str = "cpu"
+) -> npt.NDArray[np.float64]:
+    """Return the counts of the scores of a client's held-out records for the first of (k, d) models, without noise."""
+    if shard.test.x is shard.x or not len(shard.test.y):
+        return np.zeros(CELLS)
+    found = outputs(network, layout, models[:1], shard.test, device)[0]
+    return count_scores(found[:, 1] - found[:, 0], shard.test.y)
+
+
 def _check_covered(cohort: Cohort, client: Client) -> None:
     """Check that the client's plan covers what the request releases.
 
@@ -128,8 +155,8 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
     plan, choice = cohort.plan(client.client_id), cohort.train_request.choice
     if cohort.request.message_type not in (TRAIN, LOSSES) and cohort.federation.has_units:
         raise ClientError(
-            f"client {client.client_id} rejects the request: a method that clusters records protects single records, "
-            "not the units that the schema declares"
+            f"client {client.client_id} rejects the request: a histogram of scores, and a method that clusters "
+            "records, protect single records, not the units that the schema declares"
         )
     if (cohort.request.message_type == LOSSES or choice) and cohort.config.loss_bound is None:
         raise ClientError(

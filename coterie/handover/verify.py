@@ -65,7 +65,7 @@ def files(folder, key, models):
 def releases(lines, name="charges"):
     """Count releases by (sampler, rate, noise): all, and those of the client with most, in its group (slot)."""
     groups, everything, client = {}, Counter(), Counter()
-    for line in lines:
+    for line in (line for line in lines if "held_out_epsilon" not in line):
         kind, many = (line["sampler"], line["sampling_rate"], line["noise_multiplier"]), line.get(name, 1)
         _need(type(many) is int and 0 < many < 10**8 and 0 < kind[1] <= 1 and 0 <= kind[2] < 1e9, f"impossible: {line}")
         everything[kind] += many
@@ -103,8 +103,9 @@ def verify(folder, key=None, models=True):
         return _need(stated["certified"] is False and stated["reasons"], "the certificate contradicts itself") or 3
     sound = header["seed"] is None and not start.get("reasons") and plan["accountant"] in ("pld", "rdp")
     unit = "client" if "clients" in plan else "record"
+    apart = sum(charge.get("held_out_epsilon", 0) for charge in charges) <= plan.get("held_out_epsilon", 0) * 1.000001
     named = (stated["mechanism"], stated["unit"], stated["reasons"]) == (plan["mechanism"], unit, [])
-    _need(sound and named, "the run cannot be certified")
+    _need(sound and named and apart, "the run cannot be certified")
     delta, costs = min(each["delta"] for each in profiles), {}
     small = all(each["delta"] * each.get("clients", each.get("num_examples")) < 1.000001 for each in profiles)
     _need(stated["delta"] == delta and small, "delta is too large, or another one than in the ledger")
@@ -112,20 +113,19 @@ def verify(folder, key=None, models=True):
         return 2
     for own, composed in zip(profiles, stated["composed"], strict=True):
         events, renyi = releases(composed)[1], rdp.RdpAccountant()
-        noisy = all(noise >= 0.05 for *_, noise in events)
-        _need(noisy and (own != plan or events >= client), "the certificate leaves out charges, or there is no noise")
-        size, batch = own.get("num_examples", 0), own.get("batch_size", 1)
+        _need(all(noise >= 0.05 for *_, noise in events) and (own != plan or events >= client), "charges or noise lack")
+        size, batch, held = own.get("num_examples", 0), own.get("batch_size", 1), own.get("held_out_epsilon", 0)
         steps = (own["rounds"] - 1) * own.get("local_epochs", 0) * (size // batch)
         if size and events["poisson", batch / size, own["noise_multiplier"]] < steps:
             return 2  # the budget ends it early
         for (_, rate, noise), many in events.items():
             renyi.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), many)
         curve = losses(events, seen=False)
-        found = {"pld": curve.get_epsilon_for_delta(delta), "rdp": renyi.get_epsilon(delta)}
+        found = {"pld": max(held, curve.get_epsilon_for_delta(delta)), "rdp": max(held, renyi.get_epsilon(delta))}
         if unit == "client":  # whose participation the server's network shows
             curve = losses(events, seen=True)
             found["epsilon_participation_visible"] = curve.get_epsilon_for_delta(delta)
-        found["attacker_right"] = (1 + curve.get_delta_for_epsilon(0)) / 2
+        found["attacker_right"] = max((1 + curve.get_delta_for_epsilon(0)) / 2, 1 / (1 + math.exp(-held)))
         costs = {name: max(cost, costs.get(name, 0)) for name, cost in found.items()}
     told, costs["epsilon"] = {**stated, **stated["accountants"]}, costs[plan["accountant"]]
     for name, cost in costs.items():

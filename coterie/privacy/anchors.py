@@ -37,6 +37,7 @@ class Anchor:
         charges: number of charges.
         chain: chain of the last one.
         events: all charged events.
+        held_out: epsilon of held-out records.
         pinned: entry of the filter of its first charge; None for an infinite budget.
     """
 
@@ -48,6 +49,7 @@ class Anchor:
     chain: str
     events: Mapping[Event, int]
     pinned: Mapping[str, Any] | None
+    held_out: float = 0.0
 
     def line(self) -> bytes:
         """Return the line of a file of anchors."""
@@ -63,6 +65,7 @@ class Anchor:
         try:
             anchor = cls(**{**values, "events": Counter(parse_events(values["events"]))})
             good = 0 <= anchor.start < anchor.end and anchor.charges >= 1 and isinstance(anchor.chain, str)
+            good = good and 0 <= anchor.held_out < float("inf")
         except (KeyError, TypeError, ValueError):
             good = False
         if not good:

@@ -16,7 +16,15 @@ from coterie.privacy.accounting import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.certificate import plan_of
 from coterie.privacy.filter import Filter, is_within
-from coterie.privacy.ledger import PINNED, ClientLedger, LedgerError, count_events, read_chained, read_ledger
+from coterie.privacy.ledger import (
+    PINNED,
+    ClientLedger,
+    LedgerError,
+    count_events,
+    held_out_epsilon,
+    read_chained,
+    read_ledger,
+)
 from coterie.privacy.record import RecordPlan
 
 
@@ -33,6 +41,7 @@ class Spending:
         last: time of the last charge; None without charges.
         runs: number of charges by the run that asked and who has started it, such as "17 by alice: 3, 23: 1"; empty
             where no run is known.
+        held_out: epsilon of held-out records, at delta 0, which have the same budget to themselves.
     """
 
     file: str
@@ -42,11 +51,13 @@ class Spending:
     charges: int
     last: str | None
     runs: str
+    held_out: float = 0.0
 
     def __str__(self) -> str:
         since = f", the last at {self.last}" if self.last else ""
         return (
             f"epsilon {self.epsilon:.4g} of {self.epsilon_budget:g} spent at delta {self.delta:g}, "
+            f"{f'epsilon {self.held_out:.4g} of held-out records, ' if self.held_out else ''}"
             f"{self.charges} charges{since}, {self.file}"
         )
 
@@ -67,7 +78,7 @@ def spending(path: Path) -> Spending:
     by_run = Counter(map(_origin, charges))
     del by_run[""]
     runs = ", ".join(f"{run}: {count}" for run, count in by_run.items())
-    return Spending(str(path), spent, budget, header["delta"], len(charges), last, runs)
+    return Spending(str(path), spent, budget, header["delta"], len(charges), last, runs, held_out_epsilon(charges))
 
 
 def _origin(charge: Mapping[str, Any]) -> str:
@@ -161,7 +172,8 @@ def reconcile_run(path: Path, run: Path, client: int, head: str | None = None) -
     own, _ = read_ledger(path)
     budget = math.inf if own["epsilon"] is None else own["epsilon"]
     with closing(ClientLedger(own["delta"], budget, path, own["accountant"])) as ledger:
-        ledger.reconcile_run(lost, client_id=client, **({} if head is None else {"head": head}))
+        held_out = terms.held_out_epsilon if held_out_epsilon(charges) else 0.0
+        ledger.reconcile_run(lost, held_out, client_id=client, **({} if head is None else {"head": head}))
     return spending(path)
 
 

@@ -293,7 +293,12 @@ class _Profile:
         """Upper bound on the epsilon of one of these clients, at a delta no larger than that of its plan."""
         cost = epsilon(self.events, delta, accountant)
         limited = delta == self.plan.delta and accountant == self.plan.accountant and not self.overcharged
-        return min(cost, self.plan.epsilon) if limited else cost
+        return max(self._held_out, min(cost, self.plan.epsilon) if limited else cost)
+
+    @property
+    def _held_out(self) -> float:
+        """Epsilon of a held-out record, which is in no training."""
+        return self.plan.held_out_epsilon if isinstance(self.plan, RecordPlan) else 0.0
 
     def attacker_right(self) -> float:
         """Largest share of right guesses of an attacker whether one client, or one record, took part, 1/2 being chance.
@@ -304,7 +309,8 @@ class _Profile:
         accountant = composed((), "pld") if self.plan.unit == "record" else VisibleAccountant()
         for event, count in events_of_a_client(self.events).items():
             accountant.compose(event, count)
-        return (1 + accountant.delta(0.0)) / 2
+        held_out = 1 / (1 + math.exp(-self._held_out))  # of randomised response, the worst at this epsilon
+        return max(held_out, (1 + accountant.delta(0.0)) / 2)
 
     def described(self, delta: float) -> dict[str, Any]:
         """Return the entry of the profile in the certificate."""

@@ -13,7 +13,15 @@ from coterie.files import FileError, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import COMPOSED, ODDS, certificate, plan_in_force
-from coterie.privacy.ledger import LedgerError, count_of, earlier_events, event_of, read_chained
+from coterie.privacy.ledger import (
+    HELD_OUT,
+    LedgerError,
+    count_of,
+    earlier_events,
+    event_of,
+    held_out_epsilon,
+    read_chained,
+)
 from coterie.privacy.manifest import card_of
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
@@ -125,7 +133,8 @@ def check(
     allowed = plan.planned()
     so_far, spent = earlier_events(header), 0.0
     live = {plan.accountant: composed(so_far, plan.accountant)}
-    for charge in charges:
+    problems += _unplanned_held_out(plan, charges)
+    for charge in (charge for charge in charges if HELD_OUT not in charge):
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
         problems += [f"{name} {problem}" for problem in _unplanned(plan, allowed, charge, event)]
         try:
@@ -148,6 +157,13 @@ def check(
                 continue  # both were written by a version without these entries
             problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")
     return problems
+
+
+def _unplanned_held_out(plan: Guarantee, charges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield in which the releases of held-out records exceed that of the plan."""
+    planned = plan.held_out_epsilon if isinstance(plan, RecordPlan) else 0.0
+    if (spent := held_out_epsilon(charges)) > planned * (1 + _TOLERANCE):
+        yield f"the charges of held-out records amount to epsilon {spent:g}, but {planned:g} is planned"
 
 
 def _unplanned(plan: Guarantee, allowed: Mapping[Event, int], charge: Mapping[str, Any], event: Event) -> Iterator[str]:

@@ -38,6 +38,8 @@ _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
 #: Entry of the first charge of a filtered ledger.
 PINNED = "pinned"
+#: Entry of a charge that is for held-out records instead of an event: its epsilon, at delta 0.
+HELD_OUT = "held_out_epsilon"
 #: Entry ``for`` of charges that a ledger had lost.
 RECONCILED = "reconciled"
 #: Entry of a first line: the run whose models are the initial ones, and its events if its clients are the same.
@@ -134,6 +136,7 @@ class Ledger:
             **(about or {}),
         }
         self._count, self._events = 0, earlier_events(self.header)
+        self._held_out = 0.0
         if path is not None:
             self._file = _open_locked(path)
             try:
@@ -146,6 +149,7 @@ class Ledger:
         """Read the charges of the file."""
         self.charges, self._chain = _take_over(file, path, self.header, self._then)
         self._count, self._events = len(self.charges), count_events(self.charges) + earlier_events(self.header)
+        self._held_out = held_out_epsilon(self.charges)
 
     @cached_property
     def _live(self) -> dict[str, Accountant]:
@@ -174,7 +178,7 @@ class Ledger:
     @property
     def evaluated_rounds(self) -> set[int]:
         """Numbers of the rounds with a charge for a private evaluation."""
-        return {charge["round"] for charge in self.charges if charge.get("for") == "evaluation"}
+        return {charge["round"] for charge in self.charges if charge.get("for") in ("evaluation", "histogram")}
 
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of all charges, by the ledger's accountant or another tracked one."""
@@ -221,6 +225,41 @@ class Ledger:
         self._write(number, {event: count}, {**details, "epsilon": cost if math.isfinite(cost) else None})
         self._live = after
         return Permit(self._count, number, event, cost)
+
+    def charge_held_out(self, number: int, epsilon: float, **details: object) -> Permit:
+        """Charge a release of held-out records, of which none is in any training, and return its permit.
+
+        A record is trained on or held out, so what both cost does not add up: all releases of held-out records together
+        may cost the budget's epsilon, at delta 0, and all of training the budget (docs/privacy.md, Theorem 7).
+
+        Args:
+            number: the round, from 1.
+            epsilon: of the release, at delta 0.
+            details: further public entries of the charge.
+
+        Raises:
+            BudgetError: the charge would exceed the budget; nothing was written.
+            LedgerError: nothing was charged for training before.
+        """
+        self._spend_held_out(number, epsilon, details)
+        return Permit(self._count, number, None, self.spent())
+
+    def _spend_held_out(self, number: int, epsilon: float, details: Mapping[str, object]) -> None:
+        if not 0 < epsilon < math.inf:
+            raise BudgetError(f"epsilon of held-out records must be positive and finite, not {epsilon}")
+        if not self._count:
+            raise LedgerError("held-out records are evaluated after training, for which nothing is charged yet")
+        if not self._held_out + epsilon <= self.budget * (1 + 1e-9):
+            raise BudgetError(
+                f"round {number} would raise epsilon of held-out records to {self._held_out + epsilon:g}, above the "
+                f"budget of {self.budget:g}"
+            )
+        self._write_held_out(number, epsilon, details)
+
+    def _write_held_out(self, number: int, epsilon: float, details: Mapping[str, object]) -> None:
+        charge = {"charge": self._count + 1, "round": number, HELD_OUT: epsilon, **details, "time": _now()}
+        self._append_charges([charge])
+        self._held_out += epsilon
 
     def _check(self, number: int, events: Mapping[Event, int], cost: float) -> dict[str, object]:
         """Check that further events fit the budget, and return entries for their charge.
@@ -291,17 +330,20 @@ class Ledger:
                 **({"count": count} if count > 1 else {}),
                 **details,
                 **(first if index == 1 else {}),
-                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "time": _now(),
             }
             for index, (event, count) in enumerate(events.items(), 1)
         ]
+        self._append_charges(charges)
+        self._events = self._events + Counter(events)
+
+    def _append_charges(self, charges: list[dict[str, Any]]) -> None:
         if self._file is not None and self._path is not None:
             text, chain = _chained(self._chain, charges)
             _append(self._file, self._path, text, self._then)
             self._chain, self._last_line = chain, len(text) - text.rfind(b"\n", 0, -1) - 1
         self.charges += charges
         self._count += len(charges)
-        self._events = self._events + Counter(events)
 
     def close(self) -> None:
         """Release the file and its lock, and those of a shared budget."""
@@ -463,6 +505,7 @@ class ClientLedger(_FilteredLedger):
         self.charges, self._chain = _take_over_after(file, path, self.header, self._anchor, way_out)
         self._count = self._anchor.charges + len(self.charges)
         self._events = Counter(self._anchor.events) + count_events(self.charges)
+        self._held_out = self._anchor.held_out + held_out_epsilon(self.charges)
 
     @property
     def pinned_entry(self) -> Any:
@@ -494,6 +537,20 @@ class ClientLedger(_FilteredLedger):
             self._add_anchor()
         return first
 
+    def spend_held_out(self, number: int, epsilon: float, **details: object) -> int:
+        """Charge a release of held-out records, and sync it to disk before noise is drawn; see :meth:`charge_held_out`.
+
+        Returns:
+            the number of the charge, which is unique to this attempt.
+
+        Raises:
+            BudgetError: the charge would exceed the budget; nothing was written.
+            LedgerError: nothing was charged for training before.
+        """
+        self._spend_held_out(number, epsilon, details)
+        self._add_anchor()
+        return self._count
+
     def reconcile(self, anchors: Anchors, made: Sequence[Anchor]) -> None:
         """Charge what the ledger has lost, and add an anchor; the ledger must have been opened without anchors.
 
@@ -512,14 +569,19 @@ class ClientLedger(_FilteredLedger):
         if missing:
             first = {} if self._count or made[-1].pinned is None else {PINNED: made[-1].pinned}
             self._write(0, missing, {"for": RECONCILED, "lost": made[-1].chain}, first)
+        unseen = made[-1].held_out - (0.0 if before is None else before.held_out)
+        if unseen > 0:
+            self._write_held_out(0, unseen, {"for": RECONCILED, "lost": made[-1].chain})
+        if missing or unseen > 0:
             self._anchors = anchors
             self._add_anchor()
 
-    def reconcile_run(self, lost: Mapping[Event, int], **details: object) -> None:
+    def reconcile_run(self, lost: Mapping[Event, int], held_out: float = 0.0, **details: object) -> None:
         """Charge what a run has charged and the ledger may have lost, whatever the budget allows.
 
         Args:
             lost: the events.
+            held_out: epsilon of held-out records.
             details: further entries of the charges; JSON-ready.
         """
         first: dict[str, object] = {}
@@ -527,6 +589,8 @@ class ClientLedger(_FilteredLedger):
             allowed = Filter.pin(Counter(lost), self.budget, self.delta, planned=lost, accountant=self.accountant)
             first = {} if allowed is None else {PINNED: allowed.entry()}
         self._write(0, lost, {"for": RECONCILED, **details}, first)
+        if held_out:
+            self._write_held_out(0, held_out, {"for": RECONCILED, **details})
 
     def _add_anchor(self) -> None:
         if self._anchors is None or self._file is None or self._path is None:
@@ -540,6 +604,7 @@ class ClientLedger(_FilteredLedger):
             charges=self._count,
             chain=self._chain,
             events=self._events,
+            held_out=self._held_out,
             pinned=self.pinned_entry,
         )
         self._anchors.append(anchor)
@@ -564,8 +629,18 @@ def count_events(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
     """Return the events of all charges."""
     total: Counter[Event] = Counter()
     for charge in charges:
-        total[event_of(charge)] += count_of(charge)
+        if HELD_OUT not in charge:
+            total[event_of(charge)] += count_of(charge)
     return total
+
+
+def held_out_epsilon(charges: Iterable[Mapping[str, Any]]) -> float:
+    """Return the epsilon of held-out records of all charges, at delta 0."""
+    return math.fsum(charge.get(HELD_OUT, 0.0) for charge in charges)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def earlier_events(header: Mapping[str, Any]) -> Counter[Event]:
@@ -820,8 +895,12 @@ def _parse(content: bytes, path: Path, start: int = 0, chain: str = "") -> Lines
         chain = chain_digest(chain.encode(), text) if number else chain_digest(line)
         try:
             read = json.loads(text)
-            good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
-            if good and number:
+            held_out = HELD_OUT in read
+            keys = ("round", HELD_OUT) if held_out else _KEYS
+            good = read["charge"] == number and all(key in read for key in keys) if number else "ledger" in read
+            if good and number and held_out:
+                good = isinstance(read[HELD_OUT], float | int) and 0 < read[HELD_OUT] < math.inf
+            elif good and number:
                 event_of(read)
                 good = good and count_of(read) >= 1
         except (ValueError, KeyError, TypeError, RecursionError):

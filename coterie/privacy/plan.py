@@ -557,14 +557,22 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
+    def charge_histogram(self, ledger: Ledger, number: int, **details: Any) -> Permit:
+        """Charge one histogram of scores.
+
+        Raises:
+            BudgetError: the charge would exceed the budget.
+        """
+        return ledger.charge_round(number, self.histogram_event(), **details)
+
     def release_histogram(
-        self, permit: Permit, counts: Sequence[Any], streams: Streams, attempt: int
+        self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int
     ) -> ScoreHistogram:
         """Release the noisy histogram of scores of all clients; missing clients and invalid counts add zero.
 
         Args:
-            permit: unused permit for :meth:`histogram_event`.
-            counts: of the clients that replied (:func:`~coterie.privacy.score_histograms.count_scores`).
+            permit: unused permit of :meth:`charge_histogram`.
+            counts: of the clients that replied, by client (:func:`~coterie.privacy.score_histograms.count_scores`).
             streams: the server's randomness.
             attempt: number of this attempt in the run.
 
@@ -575,7 +583,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         noise = streams.stream("histogram", permit.round, attempt)
         sensitivity = 1.0 if self.sampler == "poisson" else math.sqrt(2)  # absent; replaced: both are not negative
         deviation = self.histogram_noise * sensitivity
-        return ScoreHistogram.of_units(sum_of_clients(counts) + gaussian(noise, deviation, (CELLS,)), deviation)
+        return ScoreHistogram.of_units(
+            sum_of_clients(counts.values()) + gaussian(noise, deviation, (CELLS,)), deviation
+        )
 
     def _spend(self, permit: Permit) -> None:
         if not self.pays(permit):

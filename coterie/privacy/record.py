@@ -38,6 +38,8 @@ from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, State
 # Limits of counts, noise and budgets, because a server that proposes a plan is not trusted.
 _RELEASES, _NOISE = Bounds(0, 1_000_000), Bounds(0, 100 * MAX_NOISE, above=True)
 _CLIP_SHARE = Bounds(1e-4, 0.5)
+# Term of a plan that older versions lack.
+_HELD_OUT = "held_out_epsilon"
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
@@ -64,6 +66,7 @@ class RecordNumbers(TypedDict, total=False):  # large: the arguments of every pl
     compared: int
     loss_noise: float
     models_per_message: int
+    held_out_epsilon: float
     accountant: str
 
 
@@ -83,6 +86,8 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         compared: largest number of models whose losses the client releases.
         loss_noise: noise multiplier of all these losses together.
         models_per_message: number of models whose losses are released at a time.
+        held_out_epsilon: epsilon, at delta 0, of a histogram of scores of held-out records, of which none is in
+            training; 0: none is released.
     """
 
     num_examples: Annotated[int, COUNT]
@@ -99,6 +104,7 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
     compared: Annotated[int, _RELEASES] = 0
     loss_noise: Annotated[float, _NOISE] = 5.0
     models_per_message: Annotated[int, Bounds(1, _RELEASES.high)] = 32
+    held_out_epsilon: Annotated[float, Bounds(0, EPSILON.high)] = 0.0
 
     mechanism: ClassVar[str] = "dp-sgd"
     unit: ClassVar[str] = "record"
@@ -114,8 +120,16 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         if not self.epsilon > 0:
             raise PrivacyError(f"epsilon must be positive, not {self.epsilon}")
         selection_event(self.selection_epsilon)
+        if not self.held_out_epsilon <= self.epsilon:
+            raise PrivacyError(
+                f"held out epsilon must be at most epsilon = {self.epsilon:g}, not {self.held_out_epsilon:g}"
+            )
         if self.clip_share and self.clip_share not in _CLIP_SHARE:
             raise PrivacyError(f"clip-share must be 0, or {_CLIP_SHARE.in_words}, not {self.clip_share}")
+
+    def terms(self) -> dict[str, Any]:
+        """See :meth:`Guarantee.terms`; without a histogram as in older ledgers."""
+        return {name: value for name, value in super().terms().items() if value or name != _HELD_OUT}
 
     @classmethod
     def from_terms(cls, terms: Any) -> RecordPlan:
@@ -126,9 +140,9 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         """
         names = {field.name for field in fields(cls)}
         hints = {name: hint for name, hint in get_type_hints(cls).items() if name in names}
-        if not isinstance(terms, dict) or terms.keys() != hints.keys():
+        if not isinstance(terms, dict) or terms.keys() | {_HELD_OUT} != hints.keys():
             raise PrivacyError(f"a plan must have exactly the terms {', '.join(hints)}")
-        for name, hint in hints.items():
+        for name, hint in ((name, hints[name]) for name in terms):
             kinds = get_args(hint) or (hint,)
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
                 raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
@@ -231,6 +245,10 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         release_spec = request.release_spec
         if release_spec is None:
             raise PrivacyError(f"this plan does not cover replies to {type(request).__name__}")
+        if release_spec.histogram:
+            if not self.held_out_epsilon:
+                raise PrivacyError("this plan does not cover a histogram of scores")
+            return Counter()  # held-out records are charged apart: none of them is in a step
         if release_spec.losses:
             return self.losses(release_spec.losses)
         return self.part(first=release_spec.first_batch, chooses=release_spec.choice)
@@ -329,6 +347,13 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         return self.num_examples
 
     @property
+    def _histogram(self) -> str:
+        return (
+            f"a noisy histogram of scores by label of held-out records, which are in no training: epsilon = "
+            f"{self.held_out_epsilon:g} at delta 0 for each of these"
+        )
+
+    @property
     def statement(self) -> Statement:
         """See :class:`Statement`."""
         exact = (
@@ -336,7 +361,10 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
             "record; use selection gumbel"
         )
         return Statement(
-            ("what clients send in training, and all that the server computes from it: models and clusters",),
+            (
+                "what clients send in training, and all that the server computes from it: models and clusters",
+                *([self._histogram] if self.held_out_epsilon else []),
+            ),
             (
                 "which records are in a batch: the amplification by sampling holds against those who cannot see it",
                 "clients whose node configuration sets another budget than their profile: their ledgers count by that "

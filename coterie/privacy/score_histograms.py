@@ -27,6 +27,8 @@ BINS = 32
 CELLS = 2 * BINS
 #: C, the L2 norm of a client's counts at client level.
 NORM = 5.0
+# Largest count of a client.
+_MOST = 1e9
 # Logit of the last edge; between the edges -_LAST and _LAST, the width of a bin grows as the hyperbolic cosine.
 _LAST = 8.0
 # What a positive record counts at client level: positive ones are mostly fewer, and their noise matters most.
@@ -57,7 +59,7 @@ def count_scores(logits: npt.ArrayLike, labels: npt.ArrayLike) -> FloatArray:
 def unit_counts(counts: Any) -> FloatArray:
     """Return the (CELLS,) weighted counts of a client in units of C, of L2 norm at most 1 and not negative.
 
-    All are zero if they are not that many numbers, or one of them is negative or not finite.
+    All are zero if they are not that many numbers, or one of them is negative, not finite, or above a billion.
 
     Examples:
         >>> float(np.linalg.norm(unit_counts([100.0] * 64)).round(3))
@@ -65,15 +67,20 @@ def unit_counts(counts: Any) -> FloatArray:
         >>> float(np.linalg.norm(unit_counts([float("nan")] * 64)))
         0.0
     """
+    given = finite_counts(counts)
+    if given is None or not (given >= 0).all():
+        return np.zeros(CELLS)
+    unit: FloatArray = clip_to_unit((given * _WEIGHTS)[None], NORM)[0]
+    return unit
+
+
+def finite_counts(counts: Any) -> FloatArray | None:
+    """Return what a client sent as (CELLS,) numbers of at most a billion; None if it is anything else."""
     try:
         given = np.asarray(counts, np.float64)
     except (TypeError, ValueError):
-        return np.zeros(CELLS)
-    if given.shape != (CELLS,) or not (np.isfinite(given) & (given >= 0)).all():
-        return np.zeros(CELLS)
-    with np.errstate(over="ignore"):  # what overflows counts as not finite
-        unit: FloatArray = clip_to_unit((given * _WEIGHTS)[None], NORM)[0]
-    return unit
+        return None
+    return given if given.shape == (CELLS,) and (np.abs(given) <= _MOST).all() else None
 
 
 def sum_of_clients(counts: Iterable[Any]) -> FloatArray:
@@ -82,6 +89,24 @@ def sum_of_clients(counts: Iterable[Any]) -> FloatArray:
     for client in counts:
         total += unit_counts(client)
     return total
+
+
+def noisy_counts(counts: FloatArray, epsilon: float, rng: np.random.Generator) -> FloatArray:
+    """Return counts with discrete Laplace noise: epsilon-private at delta 0 for a record, which changes one by 1.
+
+    Args:
+        counts: (CELLS,) of :func:`count_scores`.
+        epsilon: of the release.
+        rng: the client's noise.
+    """
+    stop = -math.expm1(-epsilon)
+    noise = rng.geometric(stop, counts.shape) - rng.geometric(stop, counts.shape)
+    return np.asarray(counts + noise, np.float64)
+
+
+def deviation_of_counts(epsilons: Iterable[float]) -> float:
+    """Return the standard deviation of the noise in a cell of the sum of :func:`noisy_counts` of several clients."""
+    return math.sqrt(math.fsum(1 / (2 * math.sinh(epsilon / 2) ** 2) for epsilon in epsilons))
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,13 @@ class ScoreHistogram:
 
     counts: FloatArray
     deviations: FloatArray
+
+    @property
+    def accuracy(self) -> float:
+        """The share of records whose more probable class is right, in [0, 1]; 1/2 if noise hides all records."""
+        right = self.counts[0, : BINS // 2].sum() + self.counts[1, BINS // 2 :].sum()
+        every = self.counts.sum()
+        return float(np.clip(right / every, 0.0, 1.0)) if every >= 1 else 0.5
 
     @classmethod
     def of_units(cls, noisy: FloatArray, noise: float) -> ScoreHistogram:

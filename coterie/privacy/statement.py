@@ -44,11 +44,13 @@ class ReleaseSpec:
         losses: number of models whose losses are released, without training; 0: the client trains.
         first_batch: whether the client trains with the batches and the noise of round 1.
         choice: whether the client chooses a cluster by loss.
+        histogram: whether a histogram of scores of held-out records is released, and nothing of training records.
     """
 
     losses: int = 0
     first_batch: bool = False
     choice: bool = False
+    histogram: bool = False
 
 
 class PricedRequest(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 from coterie.files import FileError, read_object, write_atomic
 from coterie.privacy.accountants import Event
 from coterie.privacy.filter import events_entry, parse_events
-from coterie.privacy.ledger import LedgerError, Mark, charges_since, count_of, event_of
+from coterie.privacy.ledger import HELD_OUT, LedgerError, Mark, charges_since, count_of, event_of
 
 #: What sums are by: an entry of charges, or the day (UTC) of ``time``.
 RUN, REQUEST, DAY = "run", "request", "day"
@@ -40,6 +40,8 @@ class Sums:
         if whole:
             self._sums = _empty()
         for charge in charges:
+            if HELD_OUT in charge:
+                continue
             event, count = event_of(charge), count_of(charge)
             for key in _KEYS:
                 value = str(charge.get("time", ""))[:10] if key == DAY else charge.get(key)

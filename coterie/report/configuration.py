@@ -108,7 +108,8 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "byzantine-share": (_MODELS,),
     **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),
     "rebalance-train": (_MODELS, _CLUSTERED, _is_not("rebalance-min", "auto", 0)),
-    **dict.fromkeys(("evaluate-noise", "score-share"), (_is("evaluate", "private"),)),
+    "evaluate-noise": (_is("evaluate", "private"), _is_not("privacy-unit", "record")),
+    "score-share": (_is("evaluate", "private"),),
 }
 
 #: Values that turn a setting off.

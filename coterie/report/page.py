@@ -248,6 +248,8 @@ def _how_good(run: Run) -> _Tile:
     if warning := verdict(scores):
         return _Tile(name, value, warning, "not better than a constant", good=False, question="How good?")
     if run.noisy:
+        if run.unit == "record":
+            return _Tile("Noisy accuracy", value, "of held-out records of all clients; ε covers this release", **look)
         note = "mean over all clients, each with its own model; ε covers this release"
         return _Tile("Noisy mean accuracy", value, note, **look)
     sampled = scores.evaluated_clients
@@ -274,7 +276,7 @@ def _how_fair(run: Run, run_sites: Sequence[Site]) -> _Tile:
 def _how_sure(run: Run, run_sites: Sequence[Site]) -> _Tile:
     again = "the spread over seeds is unknown; coterie sweep measures it"
     error = standard_error(run_sites)
-    if run.noisy and (noise := run.config.get("evaluate-noise")):
+    if run.noisy and run.unit == "client" and (noise := run.config.get("evaluate-noise")):
         note = f"standard deviation of the noise on the accuracy; one run: {again}"
         return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
     if error is not None and not run.noisy:

@@ -16,6 +16,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
+from coterie.privacy import Permit
+from coterie.privacy.score_histograms import ScoreHistogram
 from coterie.results import RoundRecord
 from coterie.rounds.exchange import MessageBatch
 from coterie.rounds.run_state import Models, Run
@@ -23,6 +25,8 @@ from coterie.wire import EvaluateRequest, Request, Summary
 from coterie.wire.messages import CONFIG, DIAGNOSTICS, SCORE_COUNTS, ReplyError, check_sender, diagnostics, parse
 
 _MAX_KEYS = 100
+# Entry of charges for histograms.
+_HISTOGRAM = {"for": "histogram"}
 _LONGEST_KEY = 100
 
 
@@ -50,7 +54,14 @@ class EvaluationExchange:
         clients: Collection[int],
     ) -> None:
         self._run, self._aggregate = run, aggregate
+        self._permit: Permit | None = None
+        if self._histogram(request) and run.plan.clients_keep_ledgers:  # before clients may reply, who charge, too
+            self._permit = run.plan.charge_histogram(run.ledger, number, **_HISTOGRAM)
         self.batch = MessageBatch(run, replace(request, round=number), models, assignments, clients)
+
+    @staticmethod
+    def _histogram(request: Request) -> bool:
+        return isinstance(request, EvaluateRequest) and request.histogram
 
     def collect(
         self, replies: Iterable[Message], num_clusters: int, *, private: bool = False, optional: bool = False
@@ -105,31 +116,35 @@ class EvaluationExchange:
             log(WARNING, "evaluate_metrics_aggr_fn failed, this evaluation has no metrics: %s", text)
             return None
 
-    def release(self, contents: Sequence[RecordDict]) -> MetricRecord:
+    def release(self, contents: Mapping[int, RecordDict]) -> MetricRecord:
         """The noisy mean accuracy of all clients, and a noisy histogram of scores if requested; each is charged.
+
+        At record level there is a histogram alone, from which the accuracy follows.
 
         Raises:
             BudgetError: the charge would exceed the budget.
         """
-        run, number = self._run, self.batch.request.round
-        values = [diagnostics(content).get("accuracy") for content in contents]
+        run, number, attempt = self._run, self.batch.request.round, self._run.attempt
+        counts = {client: diagnostics(content).get(SCORE_COUNTS) for client, content in contents.items()}
+        if run.plan.clients_keep_ledgers:
+            assert self._permit is not None
+            histogram = run.plan.release_histogram(self._permit, counts, run.streams, attempt)
+            spent = {"epsilon": self._permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")}
+            return MetricRecord({"accuracy": histogram.accuracy, **_described(histogram), **spent})
+        values = [diagnostics(content).get("accuracy") for content in contents.values()]
         accuracies = [float(value) for value in values if isinstance(value, int | float)]
-        attempt = run.attempt
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
         permit = run.ledger.charge_round(number, run.plan.evaluation_event(), **details)
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
         released: dict[str, Any] = {"accuracy": accuracy}
-        request = self.batch.request
-        if isinstance(request, EvaluateRequest) and request.histogram:
-            details = {"for": "histogram"}
-            permit = run.ledger.charge_round(number, run.plan.histogram_event(), **details)
-            counts = [diagnostics(content).get(SCORE_COUNTS) for content in contents]
-            histogram = run.plan.release_histogram(permit, counts, run.streams, attempt)
-            released |= {
-                "score_histogram": histogram.counts.ravel().tolist(),
-                "score_noise": histogram.deviations.tolist(),
-            }
+        if self._histogram(self.batch.request):
+            permit = run.plan.charge_histogram(run.ledger, number, **_HISTOGRAM)
+            released |= _described(run.plan.release_histogram(permit, counts, run.streams, attempt))
         return MetricRecord({**released, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
+
+
+def _described(histogram: ScoreHistogram) -> dict[str, Any]:
+    return {"score_histogram": histogram.counts.ravel().tolist(), "score_noise": histogram.deviations.tolist()}
 
 
 def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie import models as networks
+from coterie.datasets import OWN_DATA
 from coterie.fields import MAX_PLANS
 from coterie.plugins import source_hash
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
@@ -102,7 +103,7 @@ def score_share(config: RunConfig) -> float:
     evaluation, privacy = config.evaluation, config.privacy
     if evaluation.score_share is not None:
         return evaluation.score_share
-    possible = evaluation.evaluate == "private" and not histogram_problem(config)
+    possible = evaluation.evaluate == "private" and privacy.privacy_unit == "client" and not histogram_problem(config)
     return _SCORE_SHARE if possible and privacy.noise_multiplier is None else 0.0
 
 
@@ -111,8 +112,14 @@ def histogram_problem(config: RunConfig) -> str:
     if config.method.produces == "labels":
         return f"{config.method.name} trains no classifier"
     classes = config.examples[1]
+    if classes == 2 and config.privacy.privacy_unit != "record":
+        most, share = 0.5, config.evaluation.score_share or 0.0
+        return f"it must be at most {most:g} at client level" if share > most else ""
+    if classes == 2 and config.data.dataset != OWN_DATA:
+        return "at record level only clients' own data (dataset = own) have held-out records that no other client has"
     if classes == 2:
-        return ""
+        unit = config.units
+        return f"it protects single records, but the schema names a unit of several (column {unit!r})" if unit else ""
     return f"the task has {classes} classes, not two" if classes else "the targets are numbers, not classes"
 
 
@@ -252,8 +259,11 @@ def check_records(config: RunConfig) -> None:
                 f"{name} = {config[name]} requires noisy cluster sizes, which only client-level privacy releases; "
                 "set it to 0"
             )
-    if config.evaluation.evaluate == "private":
-        raise ConfigError("evaluate = 'private' requires client-level privacy: at record level use diagnostic or off")
+    if config.evaluation.evaluate == "private" and not config.evaluation.score_share:
+        raise ConfigError(
+            "evaluate = 'private' releases a histogram of scores alone at record level: set score-share, or at record "
+            "level use diagnostic or off"
+        )
     for client_plan in _record_plans(config, 1.0):
         if client_plan.num_examples > config.data.samples_per_client:
             raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
@@ -310,6 +320,7 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             "loss_noise": level.loss_noise,
             **config.method.released_losses(config.data.clients, config.options),
             "accountant": "pld" if privacy.accountant is None else privacy.accountant,
+            "held_out_epsilon": score_share(config) * profile["epsilon"],
         }
         ratio = level.first_round_noise_ratio or 1.0
         if clustered is not None:

@@ -101,9 +101,10 @@ class EvaluationSettings(Settings):
     score_share: float | None = setting(
         None,
         "share of epsilon for a noisy histogram of scores by label, which gives AUC, sensitivity and calibration of "
-        "the last private evaluation; 0: none; auto: 0.05 with two classes",
+        "the last private evaluation; at record level of the epsilon that held-out records have to themselves; 0: "
+        "none; auto: 0.05 with two classes at client level",
         at_least=0,
-        at_most=0.5,
+        at_most=1,
     )
     personalize: str = setting(
         "none",

@@ -171,7 +171,12 @@ def open_evaluation(
             private=private,
             histogram=private and last and run.plan.histograms > 0,
         )
-    return EvaluationExchange(run, request, number, models, method.assignments(number), aggregate, clients)
+    assigned = method.assignments(number)
+    if run.plan.clients_keep_ledgers and options.evaluate == "private":
+        request = replace(request, record_plans=run.plan.record_plans)
+        if assigned is None:  # by labels that are released: a choice now would depend on training records
+            assigned = dict.fromkeys(clients, 0) if len(models) == 1 else run.statistics.labels
+    return EvaluationExchange(run, request, number, models, assigned, aggregate, clients)
 
 
 def _train(
@@ -354,7 +359,8 @@ def _recalibrate(strategy: ClusteredStrategy, done: int, rounds: int) -> None:
 def _warn_of_refused_evaluation(strategy: ClusteredStrategy) -> None:
     """Warn before the first round if the run evaluates and clients have announced that they refuse."""
     refusing, registered = strategy.registry.unevaluated, len(strategy.registry.nodes)
-    if refusing and strategy.options.evaluate_every:
+    charged = strategy.plan.clients_keep_ledgers and strategy.options.evaluate == "private"
+    if refusing and not charged and strategy.options.evaluate_every:
         some = ", ".join(map(str, sorted(refusing)[:10])) + (", ..." if len(refusing) > 10 else "")
         log(
             WARNING,

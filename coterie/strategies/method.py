@@ -176,13 +176,14 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
     def evaluation_due(self, number: int, last: bool) -> bool:
         """Whether models are evaluated after round ``number``."""
         every = self.options.evaluate_every
-        return bool(every) and (number % every == 0 or last)
+        once = self.plan.clients_keep_ledgers and self.options.evaluate == "private"
+        return bool(every) and (last or (number % every == 0 and not once))
 
     def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord | None:
         """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
         private = self.options.evaluate == "private"
-        contents = list(exchange.collect(replies, self.plan.num_clusters, private=private).values())
-        return exchange.release(contents) if private else exchange.metrics(contents)
+        contents = exchange.collect(replies, self.plan.num_clusters, private=private)
+        return exchange.release(contents) if private else exchange.metrics(list(contents.values()))
 
     @property
     def finished(self) -> bool:
@@ -374,6 +375,10 @@ def _check_schedule(method: Method) -> None:
             "after the last re-seeding"
         )
     evaluations = method.evaluations(plan.rounds, options.evaluate_every)
+    if plan.clients_keep_ledgers:
+        if options.evaluate == "private" and not plan.histograms:
+            raise StrategyError("evaluate = 'private' at record level releases a histogram of scores: plan one")
+        return
     if options.evaluate == "private" and plan.evaluations < evaluations:
         raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")
     if options.evaluate == "private" and method.memory and not plan.evaluates_memory:

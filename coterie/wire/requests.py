@@ -213,6 +213,11 @@ class EvaluateRequest(Request):
     private: bool = False
     histogram: bool = False
 
+    @property
+    def release_spec(self) -> ReleaseSpec | None:
+        """At record level a histogram, to which the client adds the noise; nothing else of an evaluation is priced."""
+        return ReleaseSpec(histogram=True) if self.private and self.histogram else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class GanRequest(Request):

@@ -11,8 +11,8 @@ import pytest
 
 from coterie.audit.clientapp import audit_client_app
 from coterie.audit.records import audit_records
-from coterie.client import dpsgd, ghost
-from coterie.privacy import ClientLedger, Streams
+from coterie.client import dpsgd, ghost, record_level
+from coterie.privacy import ClientLedger, Streams, score_histograms
 from coterie.privacy import losses as noisy
 
 ANSWERS = 8000
@@ -25,7 +25,7 @@ def broken(attacks):
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
-    assert len(findings) == 11
+    assert len(findings) == 13
     assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
@@ -122,3 +122,25 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
 def test_a_client_app_with_hardly_any_noise_is_found(monkeypatch):
     monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std / 100)
     assert audit_client_app(250)[1].violated
+
+
+def test_a_histogram_that_counts_a_record_twice_is_found(monkeypatch):
+    assert not broken("histogram")
+    once = record_level.count_scores
+    monkeypatch.setattr(record_level, "count_scores", lambda logits, labels: 2 * once(logits, labels))
+    assert broken("histogram") == ["held-out record of any score, histogram", "additional held-out record, histogram"]
+
+
+def test_a_histogram_that_counts_training_records_is_found(monkeypatch):
+    def counted(network, layout, models, shard, device="cpu"):
+        return right(network, layout, models, shard, device) + len(shard.y)
+
+    right = record_level.held_out_counts
+    monkeypatch.setattr(record_level, "held_out_counts", counted)
+    assert broken("histogram") == ["held-out record of any score, histogram"]
+
+
+def test_a_histogram_with_half_of_its_noise_is_found(monkeypatch):
+    right = score_histograms.noisy_counts
+    monkeypatch.setattr(score_histograms, "noisy_counts", lambda counts, epsilon, rng: right(counts, 2 * epsilon, rng))
+    assert broken("histogram") == ["additional held-out record, histogram"]

@@ -136,6 +136,13 @@ def plans():
         "record": (sealed.record(), {}),
         "first round": (sealed.record(first_batch_size=600), {}),
         "selections": (sealed.record(selection="gumbel", selections=2, selection_epsilon=0.1), {}),
+        "histogram": (
+            PLANS["joint"].calibrated_with_histogram(
+                0.05, **BANDED, sampling_rate=0.5, rounds=3, evaluations=1, evaluation_noise=0.1
+            ),
+            {},
+        ),
+        "held-out records": (sealed.record(held_out_epsilon=4.9), {}),
         "profiles": (sealed.record(profiles=(1.0, 0.5)), {"public": {"unit-column": "patient_id"}}),
     }
 
@@ -165,7 +172,22 @@ def agree_on_good(coterie, tmp_path, cases):
 
 
 def test_both_call_a_good_folder_good(coterie, tmp_path):
-    agree_on_good(coterie, tmp_path, [("joint", 0), ("banded", 1), ("profiles", 2)])
+    agree_on_good(coterie, tmp_path, [("joint", 0), ("banded", 1), ("profiles", 2), ("histogram", 0)])
+
+
+def test_both_call_held_out_records_good(coterie, tmp_path):
+    agree_on_good(coterie, tmp_path, [("held-out records", 0)])
+
+
+def test_both_find_held_out_records_that_are_not_planned(coterie, tmp_path):
+    def twice(ledger, plan, rounds):
+        sealed.charge_rounds(ledger, plan, rounds)
+        plan.charge_histogram(ledger, rounds)
+
+    run = sealed.make(tmp_path / "run", sealed.record(held_out_epsilon=2.0), charge=twice)
+    sealed.sign(run)
+    assert verified(run) == "bad"
+    assert checked(coterie, run) == "bad"
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_noise_is_the_planned_one(kind, factor):
     drawn = []
     for attempt in range(50):
         permit = plan.ledger().charge_round(1, plan.histogram_event())
-        histogram = plan.release_histogram(permit, [], Streams(0), attempt)
+        histogram = plan.release_histogram(permit, {}, Streams(0), attempt)
         drawn.append(histogram.counts / histogram.deviations[:, None])
         assert histogram.deviations.tolist() == pytest.approx([3 * NORM * factor, 1.5 * NORM * factor])
     assert np.std(drawn) == pytest.approx(1.0, rel=4 / math.sqrt(2 * np.size(drawn)))
@@ -90,9 +90,9 @@ def test_a_permit_is_for_one_histogram():
     plan = Joint(noise_multiplier=1.0, **NUMBERS, epsilon=8.0, histograms=1)
     ledger = plan.ledger()
     permit = ledger.charge_round(1, plan.histogram_event())
-    plan.release_histogram(permit, [], Streams(0), 1)
+    plan.release_histogram(permit, {}, Streams(0), 1)
     with pytest.raises(LedgerError, match="already used"):
-        plan.release_histogram(permit, [], Streams(0), 2)
+        plan.release_histogram(permit, {}, Streams(0), 2)
     with pytest.raises(LedgerError, match="not for"):
-        plan.release_histogram(ledger.charge_round(1, plan.event()), [], Streams(0), 1)
+        plan.release_histogram(ledger.charge_round(1, plan.event()), {}, Streams(0), 1)
     assert epsilon(ledger.events, plan.delta) > 0

@@ -98,6 +98,7 @@ def test_further_rounds_end_with_a_further_histogram(tmp_path):
         ({"evaluate": "diagnostic"}, "releases none; set it to private"),
         ({"evaluate": "off"}, "releases none; set it to private"),
         ({"score-share": 0.6}, "at most 0.5"),
+        ({"score-share": 1.5}, "at most 1"),
         ({"score-share": -0.1}, "at least 0"),
     ],
 )
@@ -126,6 +127,69 @@ def test_the_share_is_automatic_with_two_classes(changes, share):
     assert planning.score_share(config) == share
     assert config.plan.histograms == (share > 0)
     assert ("histograms" in terms_of(config)["releases"]) == (share > 0)
+
+
+RECORD = {
+    "strategy": "fedavg",
+    "dataset": "own",
+    "input-shape": "3",
+    "num-classes": 2,
+    "clients": 6,
+    "privacy-unit": "record",
+    "samples-per-client": 40,
+    "batch-size": 20,
+    "rounds": 2,
+    "model": "linear",
+    "evaluate": "private",
+    "score-share": 0.5,
+    "epsilon": 8,
+    "delta": 1e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    for client in range(6):
+        y = rng.integers(2, size=60)
+        np.savez(path / f"client-{client}.npz", x=(rng.normal(size=(60, 3)) + y[:, None]).astype(np.float32), y=y)
+    return str(path)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "rc-dpfl"])
+def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, strategy):
+    path = tmp_path / "run"
+    clusters = {"clusters": 2, "selection": "gumbel", "loss-bound": 4.0} if strategy == "rc-dpfl" else {}
+    outcome = execute(path, {**RECORD, "data-dir": folder, "strategy": strategy, **clusters})
+    header, charges = read_ledger(path / "ledger.jsonl")
+    assert [charge.get("held_out_epsilon") for charge in charges if charge["for"] == "histogram"] == [4.0]
+    own = read_ledger(path / "clients" / "client-1.ledger.jsonl")[1]
+    assert [charge.get("held_out_epsilon") for charge in own][-1:] == [4.0]
+    assert sum("held_out_epsilon" in charge for charge in own) == 1
+    stated = json.loads((path / "privacy.json").read_text())
+    assert stated["certified"]
+    assert stated["epsilon"] <= 8
+    assert check(header, charges, stated) == []
+    counts = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["score_histogram"]
+    assert counts == [round(count) for count in counts]
+    assert 40 < sum(counts) < 110  # about a fifth of 360 records
+    assert 0 < outcome["estimates"]["roc_auc"] <= 1
+    assert 0.2 < outcome["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"score-share": "auto"}, "set score-share, or at record level use diagnostic or off"),
+        ({"score-share": 0}, "set score-share, or at record level use diagnostic or off"),
+        ({"dataset": "breast-cancer", "input-shape": "auto", "num-classes": "auto"}, "no other client has"),
+        ({"num-classes": 3}, "the task has 3 classes, not two"),
+        ({"privacy-unit": "client", "samples-per-client": 0, "score-share": 0.7}, "at most 0.5 at client level"),
+    ],
+)
+def test_a_record_level_histogram_needs_a_share_and_own_data(folder, changes, named):
+    with pytest.raises(ConfigError, match=named):
+        RunConfig({**RECORD, "data-dir": folder, **changes})
 
 
 class Watched(LocalGrid):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Unpack
@@ -23,12 +24,14 @@ import numpy.typing as npt
 
 from coterie.fields import OneOf
 from coterie.privacy.accountants import Event
+from coterie.privacy.clipping import clip
 from coterie.privacy.contributions import Collected, Contributions
 from coterie.privacy.ledger import Ledger, Permit
 from coterie.privacy.plan import LedgerHeader, Plan
-from coterie.privacy.randomness import FloatArray
+from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.releases import IntArray, MechanismOutput
+from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_counts, finite_counts
 from coterie.privacy.statement import PricedRequest, Statement
 
 #: Weights of the clients of a cluster: their public numbers of records, or equal.
@@ -51,7 +54,7 @@ class Weighted(Contributions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordLevel(Plan):
+class RecordLevel(Plan):  # large: what a server derives from the plans of all clients
     """The server's plan for clients that run DP-SGD. Create it with :meth:`of`.
 
     Attributes:
@@ -94,6 +97,7 @@ class RecordLevel(Plan):
             accountant=worst.accountant,
             client_plans=plans,
             weights=weights,
+            histograms=int(worst.held_out_epsilon > 0),
         )
 
     @property
@@ -173,6 +177,29 @@ class RecordLevel(Plan):
     def planned(self) -> Counter[Event]:
         """All events of such a client."""
         return self.worst.planned()
+
+    def evaluation_events(self) -> Counter[Event]:
+        """None: clients are charged for held-out records beside their events."""
+        return Counter()
+
+    def charge_histogram(self, ledger: Ledger, number: int, **details: Any) -> Permit:
+        """Charge held-out records of a client with the largest budget."""
+        return ledger.charge_held_out(number, self.worst.held_out_epsilon, **details)
+
+    def release_histogram(
+        self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int
+    ) -> ScoreHistogram:
+        """Return the sum of the counts of all clients that sent some, which have added the noise.
+
+        The counts of a client are clipped to an L2 norm of N, its public number of training records, since it may lie.
+        """
+        permit.use()
+        known = {client: valid for client, sent in counts.items() if (valid := finite_counts(sent)) is not None}
+        deviation = deviation_of_counts(self.of_client(client).held_out_epsilon for client in known)
+        total = np.zeros(CELLS)
+        for client, valid in known.items():
+            total += clip(valid, self.of_client(client).num_examples)
+        return ScoreHistogram(total.reshape(2, BINS), np.full(2, deviation))
 
     def pays(self, permit: Permit) -> bool:
         """Whether a permit is for steps, a selection or losses; without an event, clients alone are charged."""
