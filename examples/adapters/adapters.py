@@ -43,6 +43,8 @@ UNITS = {
         "lr": 0.5,
     },
 }
+#: What full training has in place of those, chosen in the same way.
+FULL: dict[str, dict[str, object]] = {"client": {"lr": 0.1}, "record": {}}
 CLUSTERED = {"client": "ifca", "record": "rc-dpfl"}
 
 
@@ -50,7 +52,8 @@ def settings(unit: str, epsilon: float, clusters: int, adapters: str, base: Path
     """Return the settings of a run."""
     strategy = CLUSTERED[unit] if clusters > 1 else "fedavg"
     chosen = {"strategy": strategy, "clusters": clusters, "privacy-unit": unit, "epsilon": epsilon}
-    return {**COMMON, **UNITS[unit], **chosen, "adapters": adapters, "pretrained": str(base)}
+    own = FULL[unit] if adapters == "none" else {}
+    return {**COMMON, **UNITS[unit], **own, **chosen, "adapters": adapters, "pretrained": str(base)}
 
 
 def accuracy(values: dict[str, object]) -> float:
