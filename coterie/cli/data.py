@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, group, print_json
+from coterie.cli.data_scales import scales
 
 if TYPE_CHECKING:
     from coterie.datasets import Finding, LeftOut, Table, TableSchema
     from coterie.datasets.schema import UnitColumn
 
 app = group("Check private records, and draft schemas of tables.")
+app.command()(scales)
 _PRIVATE = "this report is for the owner of the records alone"
 
 

@@ -180,7 +180,7 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
     positions = [i for i, head in enumerate(file.names) if head == name]
     if len(positions) != 1:
         problem = "no" if not positions else "two"
-        raise DataError(f"{path} has {problem} column {name!r}; its columns are {_some(file.names)}")
+        raise DataError(f"{path} has {problem} column {name!r}; its columns are {some_names(file.names)}")
     texts: dict[int, str] = {}
     first = 0
     for chunk in file.records(positions):
@@ -260,18 +260,18 @@ def _aligned(path: Path, names: Sequence[str], features: list[int], columns: Seq
     found = {names[i]: i for i in features}
     if not columns:
         raise DataError(
-            f"{path} has columns {_some(list(found))}, but the run names none to compare: set columns = "
+            f"{path} has columns {some_names(list(found))}, but the run names none to compare: set columns = "
             f"{shortened(columns_text(found))!r} or {BY_POSITION!r}, or describe the table by a schema"
         )
     problems = (
-        [f"has no column {_some(missing)}"] if (missing := [name for name in columns if name not in found]) else []
+        [f"has no column {some_names(missing)}"] if (missing := [name for name in columns if name not in found]) else []
     )
     if others := [name for name in found if name not in columns]:
-        problems.append(f"has columns that are not of the run: {_some(others)}")
+        problems.append(f"has columns that are not of the run: {some_names(others)}")
     if len(found) < len(features):
         problems.append("has two columns of one name")
     if problems:
-        raise DataError(f"{path} {'; '.join(problems)}; the columns of the run are {_some(columns)}")
+        raise DataError(f"{path} {'; '.join(problems)}; the columns of the run are {some_names(columns)}")
     return [found[name] for name in columns]
 
 
@@ -410,7 +410,7 @@ def draft(path: Path, label: str | None = None) -> str:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     names = [name for name in file.names if name]
     if label is not None and label not in names:
-        raise DataError(f"{path} has no column {label!r}; its columns are {_some(names) or 'none'}")
+        raise DataError(f"{path} has no column {label!r}; its columns are {some_names(names) or 'none'}")
     named = tomli_w.dumps({"column": "NAME" if label is None else label})
     ignored = [name for name in names if name != label and (_PERSON.fullmatch(name) or _TEXT.fullmatch(name))]
     parts = ["version = 1\n", *([tomli_w.dumps({"ignore": ignored}, multiline_strings=False)] if ignored else [])]
@@ -470,11 +470,11 @@ def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence
     if missing:
         near = difflib.get_close_matches(missing[0], header[:_COMPARED], n=1)
         hint = f" (is it {near[0]!r}?)" if near else ", which [file.columns] renames or declares absent"
-        problems.append(f"has no column {_some(missing)}{hint}")
+        problems.append(f"has no column {some_names(missing)}{hint}")
     if others:
-        problems.append(f"has columns that the schema does not name: {_some(others)}; add them to ignore")
+        problems.append(f"has columns that the schema does not name: {some_names(others)}; add them to ignore")
     if twice:
-        problems.append(f"has two columns {_some(twice)}")
+        problems.append(f"has two columns {some_names(twice)}")
     if len(missing) == len(names):
         problems.append(
             f"its first line is {','.join(header)[:200]!r}; expected column names in {schema.file.encoding}{file.hint}"
@@ -484,6 +484,7 @@ def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence
     return [positions[name] for name in names]
 
 
-def _some(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """Return the first names as text, and how many more there are."""
     shown = ", ".join(repr(name[:_LONGEST]) for name in names[:_NAMES])
     return shown + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
