@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,13 +24,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie import models as networks
-from coterie import performance
 from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
 from coterie.client.personal import personalised
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
-from coterie.client.training_plugins import example_loss
 from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
@@ -39,6 +37,7 @@ from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, Performance, read_config
 from coterie.settings import ConfigError, flat
+from coterie.tasks import Measure, Task, task_of
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
@@ -151,12 +150,13 @@ class TrainedModels(Sequence[nn.Module]):
                 raise InferenceError(f"{schema} is not the schema of these models; only [file] and ignore may differ")
             table_schema = given
         columns = None if table_schema else card.columns
-        facts = Facts(card.kind, card.shape, card.num_classes, table_schema, columns=columns)
+        facts = Facts(card.kind, card.shape, self.task, table_schema, columns=columns)
         return local_records(Path(file), facts, networks.features(card.features), ids, held_out=held_out)
 
-    def in_units(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return real targets or predictions of them in the units of the table, which the schema scales."""
-        return targets if self.schema is None else targets * self.schema.label.scale + self.schema.label.mean
+    @property
+    def task(self) -> Task:
+        """What the models predict."""
+        return self.schema.task if self.schema else task_of(self.card.num_classes)
 
     def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:
         """Return the outputs of one model for (n, ...) prepared examples.
@@ -181,8 +181,7 @@ class TrainedModels(Sequence[nn.Module]):
             InferenceError: there is no such cluster.
         """
         outputs = self.outputs(x, cluster)
-        numbers = self.card.num_classes == 0 and not self.clusters_records
-        return outputs if numbers else outputs.argmax(axis=1)
+        return np.asarray(outputs.argmax(axis=1)) if self.clusters_records else self.task.predicted(outputs)
 
     def positive(self, name: str | None = None) -> int | None:
         """Return the class whose probability is compared with a threshold, by its name; None: there is none.
@@ -193,8 +192,8 @@ class TrainedModels(Sequence[nn.Module]):
             InferenceError: there is no such class.
         """
         if name is None:
-            return 1 if self.card.num_classes == 2 else None
-        if self.card.num_classes == 0 or self.clusters_records:
+            return 1 if self.task.num_classes == 2 else None
+        if not self.task.num_classes or self.clusters_records:
             raise InferenceError(f"positive is {name!r}, but the models do not predict classes")
         if name not in self.class_names:
             raise InferenceError(f"positive is {name!r}; the classes are {few(self.class_names, _SHOWN_CLASSES)}")
@@ -204,13 +203,6 @@ class TrainedModels(Sequence[nn.Module]):
     def class_names(self) -> tuple[str, ...]:
         """Name of each class; its number where the card has none."""
         return tuple(self.card.classes or map(str, range(self.card.num_classes)))
-
-    def probabilities(self, outputs: npt.NDArray[Any], positive: int | None) -> npt.NDArray[np.float64]:
-        """Return the (n, c) probabilities of classes; with a positive one, the (n, 2) of all others and of it."""
-        shares = performance.probabilities(outputs)
-        if positive is None:
-            return shares
-        return np.stack([1 - shares[:, positive], shares[:, positive]], axis=1)
 
     def evaluate(
         self,
@@ -240,7 +232,7 @@ class TrainedModels(Sequence[nn.Module]):
 
     def evaluation(
         self, records: LocalRecords, cluster: int, *, positive: str | None = None, threshold: float | None = None
-    ) -> Callable[[npt.NDArray[np.float64] | None], Performance]:
+    ) -> Measure:
         """Return a function of weights of the records that computes :meth:`evaluate`; the model runs once."""
         if self.clusters_records:
             raise InferenceError(f"{self.card.strategy} clusters records and predicts no labels")
@@ -249,12 +241,7 @@ class TrainedModels(Sequence[nn.Module]):
         one, labels, outputs = self.positive(positive), records.y, self.outputs(records.x, cluster)
         if threshold is not None:
             self.check_threshold(threshold, one)
-        if self.card.num_classes == 0:
-            targets, predictions = self.in_units(labels), self.in_units(outputs)
-            return lambda weights: performance.of_numbers(targets, predictions, weights)
-        shares = self.probabilities(outputs, one)
-        classes = labels if one is None else (labels == one).astype(np.int64)
-        return lambda weights: performance.of_classes(classes, shares, weights, threshold=threshold)
+        return self.task.measure(labels, outputs, one, threshold)
 
     def check_threshold(self, threshold: float, positive: int | None) -> None:
         """Check the least probability of the positive class.
@@ -281,7 +268,7 @@ class TrainedModels(Sequence[nn.Module]):
         losses = []
         for cluster in range(len(self)):
             outputs = torch.as_tensor(self.outputs(records.x, cluster))
-            loss = float(example_loss(outputs, torch.as_tensor(records.y)).double().mean())
+            loss = float(self.task(outputs, torch.as_tensor(records.y)).double().mean())
             losses.append(loss if math.isfinite(loss) else math.inf)
         return Assignment(int(np.argmin(losses)), tuple(losses), len(records.y))
 
@@ -315,6 +302,7 @@ class TrainedModels(Sequence[nn.Module]):
         released = layout.flatten(parameters)
         shard = Shard(0, 0, records.x, records.y, TestSet(records.x, records.y))
         training = self._training(method) if method in ("all", "mixture") else LocalTrainingConfig(1, 1, 1.0)
+        training = replace(training, task=self.task)
         rng = np.random.default_rng(0)
         try:
             own = personalised(module, layout, released[None], [shard], method, training, [rng], self._initial)

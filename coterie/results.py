@@ -139,15 +139,6 @@ class Performance(Record):  # large: one field per metric
         """The metrics by name."""
         return {metric.name: getattr(self, metric.name) for metric in fields(Performance)}
 
-    @property
-    def beats_constant(self) -> bool | None:
-        """Whether the predictions are better than the best constant one; None: it is not known."""
-        if self.rmse is not None and self.baseline_rmse is not None:
-            return self.rmse < self.baseline_rmse
-        if self.pooled_accuracy is None or self.baseline_accuracy is None:
-            return None
-        return self.pooled_accuracy > self.baseline_accuracy
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreEstimates(Record):

@@ -495,8 +495,8 @@ MUTATIONS = [
     Mutation(
         "a server chooses how a client's table is read",
         "coterie/client/app.py",
-        "(asked.shape, asked.num_classes, asked.fingerprint) != (",
-        "(asked.shape, asked.num_classes, declared.fingerprint) != (",
+        "(asked.shape, asked.task, asked.fingerprint) != (",
+        "(asked.shape, asked.task, declared.fingerprint) != (",
         "tests/client/test_own_tables.py::test_a_run_with_another_schema_is_refused_before_the_data_are_touched",
     ),
     Mutation(

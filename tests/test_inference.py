@@ -20,6 +20,7 @@ from coterie.datasets import DataError, Facts, TableSchema, local_records
 from coterie.fields import PERSONAL_METHODS
 from coterie.inference import InferenceError
 from coterie.models import MODELS, initialise
+from coterie.tasks import task_of
 from coterie.wire.model_card import ModelCard
 
 CLIENTS = 4
@@ -376,7 +377,7 @@ def test_tables_are_read_by_the_schema_in_the_card(tmp_path, trained, coterie):
 
 def test_a_card_whose_schema_does_not_fit_is_refused():
     with pytest.raises(DataError, match=r"the models expect .* but their schema has 3 features"):
-        local_records("t.csv", Facts("vectors", (4,), 0, TableSchema.parse(TABLE_SCHEMA)), None)
+        local_records("t.csv", Facts("vectors", (4,), task_of(0), TableSchema.parse(TABLE_SCHEMA)), None)
 
 
 # ---- the command ------------------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def test_records_without_labels_are_read_in_every_format(tmp_path):
     (tmp_path / "d").mkdir()
     for i, image in enumerate(x):
         Image.fromarray(image[0]).save(tmp_path / "d" / f"{i}.png")
-    known = Facts("images", (1, 6, 6), 10)
+    known = Facts("images", (1, 6, 6), task_of(10))
     for name in ("a.npz", "b.csv", "c.parquet", "d"):
         found = local_records(tmp_path / name, known, None)
         assert found.y is None
@@ -466,7 +467,9 @@ def test_no_record_is_dropped_or_clamped_silently(tmp_path):
         ("gap", (3,), "the run expects 3 numbers"),
     ):
         with pytest.raises(DataError, match=message):
-            local_records(tmp_path / f"{name}.npz", Facts("images" if len(shape) == 3 else "vectors", shape, 2), None)
+            local_records(
+                tmp_path / f"{name}.npz", Facts("images" if len(shape) == 3 else "vectors", shape, task_of(2)), None
+            )
 
 
 # ---- hostile and damaged files ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def cluster(
     """
     data = federation(config.for_clients())
     if not data.num_classes:
-        raise BenchError(f"{config.data.dataset} has real targets, but clusters are scored against classes")
+        raise BenchError(f"{config.data.dataset} has {data.task}, but clusters are scored against classes")
     if not config.run.clusters:
         raise BenchError("clusters = 0: central clustering requires the number of clusters; set it")
     shards = [data.shard(client) for client in range(data.clients)]

@@ -69,11 +69,11 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         reference: dict[str, list[float]] = json.loads(path.read_text())
         return reference
     data = federation(config.for_clients())
-    network = networks.build(config.training.network, data.input_shape, data.num_classes)
-    first = networks.initialise(config.training.network, data.input_shape, data.num_classes, 0)
+    network = networks.build(config.training.network, data.input_shape, data.task.num_outputs)
+    first = networks.initialise(config.training.network, data.input_shape, data.task.num_outputs, 0)
     layout = Layout.of(first)
     device = "cpu" if config.training.device == "auto" else config.training.device
-    hyper = LocalTrainingConfig(settings["epochs"], settings["batch-size"], settings["lr"], device)
+    hyper = LocalTrainingConfig(settings["epochs"], settings["batch-size"], settings["lr"], device, task=data.task)
     accuracy, loss = np.zeros(config.data.clients), np.zeros(config.data.clients)
     for group in range(data.num_groups):
         members = np.flatnonzero(data.group_of == group)
@@ -84,9 +84,9 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         everybody = Shard(-1, group, x, y, shards[0].test)
         model = start + train(network, layout, start, [everybody], [rng], hyper, batched=False)
         accuracy[members] = [
-            accuracies(network, layout, model, shard.test.x, shard.test.y, device)[0] for shard in shards
+            accuracies(network, layout, model, shard.test.x, shard.test.y, device, data.task)[0] for shard in shards
         ]
-        loss[members] = losses(network, layout, model, shards, device)[:, 0]
+        loss[members] = losses(network, layout, model, shards, device, data.task)[:, 0]
     reference = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(reference).encode())

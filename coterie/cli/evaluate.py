@@ -60,6 +60,7 @@ def evaluate(
     """
     from coterie.inference import load
     from coterie.performance import intervals
+    from coterie.tasks import beats_constant
 
     models = load(run, site=site, trust_code=trust_code)
     records = _read(models, file, schema, patient, held_out)
@@ -73,7 +74,7 @@ def evaluate(
             {
                 "records": len(records.x),
                 "cluster": chosen,
-                "beats_constant": metrics.beats_constant,
+                "beats_constant": beats_constant(metrics),
                 "metrics": metrics.to_json(),
                 "intervals": limits,
             }
@@ -108,10 +109,12 @@ def _class_names(models: TrainedModels, positive: str | None) -> list[str]:
 def _headline(
     records: LocalRecords, cluster: int, metrics: Performance, models: TrainedModels, positive: str | None
 ) -> str:
+    from coterie.tasks import beats_constant
+
     one = models.positive(positive)
     about = f"{len(records.x)} records of {records.where}, model of cluster {cluster}"
     about += "" if one is None else f", positive class {models.class_names[one]}"
-    if metrics.beats_constant is False:
+    if beats_constant(metrics) is False:
         return f"The model is not better than the best constant prediction.\n{about}"
     return about
 

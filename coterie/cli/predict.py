@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from coterie.datasets import LocalRecords
     from coterie.inference import TrainedModels
 
-# Classes, at most, whose probabilities are all written.
-_MAX_CLASSES = 1000
 Outputs: TypeAlias = "npt.NDArray[Any]"
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder with its model files.")]
 _File = Annotated[
@@ -187,7 +185,7 @@ def _decision(models: TrainedModels, positive: str | None, threshold: float | No
         return None
     one = models.positive(positive)
     models.check_threshold(threshold, one)
-    if models.card.num_classes != 2:
+    if models.task.num_classes != 2:
         raise InferenceError("--threshold requires models of two classes; the probabilities of all classes are written")
     assert one is not None
     return one, threshold
@@ -202,33 +200,10 @@ def _rows(
     if records.ids is not None:
         rows = [{**row, "id": text} for row, text in zip(rows, records.ids, strict=True)]
     if models.clusters_records:
-        results: list[dict[str, Any]] = [{"cluster": int(label)} for label in outputs.argmax(axis=1)]
-    elif models.card.num_classes == 0:
-        results = [{"cluster": cluster, "prediction": f"{value:.9g}"} for value in models.in_units(outputs)]
-    else:
-        results = _class_rows(models, outputs, cluster, decision)
-    return [{**row, **result} for row, result in zip(rows, results, strict=True)]
-
-
-def _class_rows(
-    models: TrainedModels, outputs: Outputs, cluster: int, decision: tuple[int, float] | None
-) -> list[dict[str, Any]]:
-    """Return the predicted class of each record, its probability, and those of all classes."""
-    names, shares = models.class_names, models.probabilities(outputs, None)
-    labels = shares.argmax(axis=1)
-    if decision is not None:
-        positive, threshold = decision
-        labels = abs(1 - positive - (shares[:, positive] >= threshold))
-    heads = [f"probability_{name}" for name in names] if len(names) <= _MAX_CLASSES else []
-    return [
-        {
-            "cluster": cluster,
-            "prediction": names[label],
-            "probability": f"{row[label]:.6f}",
-            **{head: f"{share:.6f}" for head, share in zip(heads, row, strict=False)},
-        }
-        for label, row in zip(labels.tolist(), shares.tolist(), strict=True)
-    ]
+        return [{**row, "cluster": int(label)} for row, label in zip(rows, outputs.argmax(axis=1), strict=True)]
+    columns = models.task.columns(outputs, models.class_names, decision)
+    results = (dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True))
+    return [{**row, "cluster": cluster, **result} for row, result in zip(rows, results, strict=True)]
 
 
 def _write_csv(opened: TextIO, rows: list[dict[str, Any]]) -> None:
@@ -239,21 +214,12 @@ def _write_csv(opened: TextIO, rows: list[dict[str, Any]]) -> None:
 
 def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: Outputs) -> list[str]:
     """Return remarks about the predictions, which are no part of the output."""
-    import numpy as np
-
     notes = [f"note: {loss}" for loss in records.left_out.losses]
     if records.unused:
         notes.append(f"note: {records.where} also has {records.unused} test records, which are not read")
     if models.clusters_records:
         return notes
     text = f"{len(outputs)} predictions by the model of cluster {cluster}"
-    if records.y is not None and models.card.num_classes:
-        most = np.bincount(records.y).max() / len(records.y)
-        text += (
-            f"; {np.mean(outputs.argmax(axis=1) == records.y):.2%} of the most probable classes agree with the labels "
-            f"of {records.where}, where the most frequent class has {most:.2%}"
-        )
-    elif records.y is not None:
-        errors = models.in_units(outputs) - models.in_units(records.y)
-        text += f"; root mean squared error {np.sqrt(np.mean(errors**2)):.6g}"
+    if records.y is not None:
+        text += f"; {models.task.agreement(outputs, records.y, records.where)}"
     return [*notes, text]

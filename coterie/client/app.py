@@ -192,9 +192,9 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         except DataError as error:
             raise ClientError(f"{who}: {error}") from None
         other_columns = declared.columns != () and asked.columns != declared.columns
-        if other_columns or (asked.shape, asked.num_classes, asked.fingerprint) != (
+        if other_columns or (asked.shape, asked.task, asked.fingerprint) != (
             declared.shape,
-            declared.num_classes,
+            declared.task,
             declared.fingerprint,
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")

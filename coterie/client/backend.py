@@ -25,7 +25,6 @@ from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
 from coterie.client.device import free_device, on_device, products
 from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, schedule, stepper
 from coterie.client.trainers import train_by
-from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.models import call, trainable
 from coterie.wire.messages import Layout
@@ -107,7 +106,6 @@ class Backend:
         self.chain = chain_kind(model, len(examples.shape))
         self.network, self.form = fast_network(model, examples.shape, examples.device)
         self._on_cpu = examples.device == "cpu"
-        self._by_hand = self.chain is not None and not examples.y.is_floating_point
         self._convolutional = is_convolutional(model)
 
     @cached_property
@@ -118,9 +116,14 @@ class Backend:
     def _supports_vmap(self) -> bool:
         return supports_vmap(self.network, self._examples)
 
-    def _step(self, precision: str) -> Step | None:
+    def _by_hand(self, config: LocalTrainingConfig) -> bool:
+        """Whether the network is a chain, and the loss one whose gradient it has."""
+        task = config.task.resolved(real=self._examples.y.is_floating_point)
+        return self.chain is not None and task.has_softmax_gradient
+
+    def _step(self, config: LocalTrainingConfig) -> Step | None:
         """Return the step of several clients at once: by hand if it has no mixed precision; None: not supported."""
-        if self._by_hand and precision != "bfloat16":
+        if self._by_hand(config) and config.precision != "bfloat16":
             return step_of_chain
         return _step_by_vmap if self._supports_vmap else None
 
@@ -139,8 +142,8 @@ class Backend:
             return train_by(trainer, name, self.model, layout, start, shards, rngs, config)
         count = self._clients_at_once(layout, shards, config)
         if batched is None:
-            batched = self._pays(count)
-        step = self._step(config.precision) if batched and config.plugins.plain else None
+            batched = self._pays(count, config)
+        step = self._step(config) if batched and config.plugins.plain else None
         if step is None:
             return self._one_after_the_other(layout, start, shards, rngs, config)
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
@@ -168,9 +171,9 @@ class Backend:
             count = min(count, _IMAGES // max(1, min(config.batch_size, most)))
         return max(1, min(count, len(shards)))
 
-    def _pays(self, count: int) -> bool:
+    def _pays(self, count: int, config: LocalTrainingConfig) -> bool:
         """Whether this number of clients at once is known to train faster than one after the other."""
-        if self._by_hand or not self._on_cpu:
+        if self._by_hand(config) or not self._on_cpu:
             return count > 1 or self.chain != "image"  # a chain of images has only one group then
         return count >= _FEW and not self._convolutional
 
@@ -195,7 +198,7 @@ class Backend:
             step = stepper(parameters.values(), anchors, config, len(batches))
             for batch in batches:
                 index = torch.as_tensor(batch, device=config.device)
-                loss = config.plugins.loss_of_examples(model(x[index]), y[index]).mean()
+                loss = config.loss(model(x[index]), y[index]).mean()
                 step(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True))
             trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
             updates[i] = trained - start[i]
@@ -282,7 +285,7 @@ def _step_by_vmap(
     for value in parameters.values():
         value.requires_grad_()
     output = vmap(lambda one, xb: call(model, one, xb))(parameters, x)
-    losses = example_loss(output.flatten(0, 1), y.flatten())
+    losses = config.loss(output.flatten(0, 1), y.flatten())
     # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
     total, named = (losses * weight.flatten()).sum(), list(parameters.values())
     gradients = torch.autograd.grad(total, named, allow_unused=True, materialize_grads=True)

@@ -27,6 +27,7 @@ from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Sha
 from coterie.datasets.settings import DataSettings
 from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
+from coterie.tasks import Task
 from coterie.wire import ClientConfig, Request, RequestError, TrainRequest, read_request
 from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
 from coterie.wire.requests import parse_plans
@@ -120,7 +121,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         models: (k, d) parameters of the received models.
         layout: of these parameters.
         clients: the n clients that received the message.
-        local_training: hyper-parameters of local training.
+        hyper_parameters: of local training, whatever the task.
     """
 
     config: ClientConfig
@@ -129,7 +130,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     models: Vectors
     layout: Layout
     clients: Sequence[Client]
-    local_training: LocalTrainingConfig
+    hyper_parameters: LocalTrainingConfig
 
     @classmethod
     def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client], *, finite: bool = False) -> Cohort:
@@ -174,8 +175,18 @@ class Cohort:  # large: what handlers read of a message, each computed once
 
     @cached_property
     def model_spec(self) -> tuple[networks.NetworkSpec, tuple[int, ...], int]:
-        """The network, shape of an example, number of classes."""
-        return self.config.training.network, self.federation.input_shape, self.federation.num_classes
+        """The network, shape of an example, number of outputs."""
+        return self.config.training.network, self.federation.input_shape, self.task.num_outputs
+
+    @property
+    def task(self) -> Task:
+        """What the run predicts."""
+        return self.federation.task
+
+    @cached_property
+    def local_training(self) -> LocalTrainingConfig:
+        """Hyper-parameters of local training."""
+        return replace(self.hyper_parameters, task=self.task)
 
     @cached_property
     def network(self) -> nn.Module:
@@ -297,8 +308,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     def losses(self) -> npt.NDArray[np.float64]:
         """(n, k) mean loss of every model on each client's training data."""
         local = self.local_training
-        loss = local.plugins.loss_of_examples
-        return losses(self.network, self.layers.whole, self.models, self.shards, local.device, loss)
+        return losses(self.network, self.layers.whole, self.models, self.shards, local.device, local.loss)
 
     def labels(self, chosen: Labels) -> Labels:
         """Return the clusters of the received models with these indices."""

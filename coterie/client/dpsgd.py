@@ -48,12 +48,12 @@ from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_s
 from coterie.client.noisy_adam import NoisyAdam
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded, OneOf
 from coterie.models import CONSTANT, ModelError, call, constants, differing, num_parameters, set_training, trainable
 from coterie.models.settings import OPTIMIZERS
 from coterie.privacy import RecordPlan, gaussian
+from coterie.tasks import AUTO, Task
 from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
@@ -67,15 +67,13 @@ _MAX_RECORDS = 256
 _MAX_NUMBERS = 2**19
 
 
-def check_supported(
-    model: nn.Module, input_shape: Sequence[int], num_classes: int, kind: str, units: bool = False
-) -> None:
+def check_supported(model: nn.Module, input_shape: Sequence[int], task: Task, kind: str, units: bool = False) -> None:
     """Check on random records that a network supports DP-SGD.
 
     Args:
         model: the network.
         input_shape: shape of an example, after the features.
-        num_classes: 0 for real targets.
+        task: what it predicts.
         kind: "images", "vectors" or "tokens".
         units: whether records belong to units.
 
@@ -83,16 +81,16 @@ def check_supported(
         ModelError: its gradients per record, or per unit, are not supported.
     """
     x = torch.int64 if kind == "tokens" else torch.float32
-    y = torch.int64 if num_classes else torch.float32
+    y = torch.float32 if task.real else torch.int64
     examples = Examples(tuple(input_shape), x, y, "cpu")
     if units:
-        _by_unit(model, examples)
-    elif _together(model, examples) is None:
-        _clipper(model, examples, example_loss, ghost=True)
+        _by_unit(model, examples, task)
+    elif _together(model, examples, task) is None:
+        _clipper(model, examples, task, ghost=True)
 
 
 @dataclass(frozen=True)
-class DPSGD(Bounded):
+class DPSGD(Bounded):  # large: one field per setting
     """Settings of a client's DP-SGD in one round. All are public.
 
     Attributes:
@@ -108,6 +106,7 @@ class DPSGD(Bounded):
         device: torch device; it must support float64.
         penalty: on the distance to the start.
         optimizer: "sgd", "adam" or "adamw".
+        task: what is predicted, whose losses have the gradients.
         memory_mb: limit for per-record gradients, or for the inputs and outputs of layers from which ghost clipping
             computes their sum; it sets the physical batch size, which is at least 1.
 
@@ -129,6 +128,7 @@ class DPSGD(Bounded):
     noise_of_norms: float | None = None
     memory_mb: Annotated[int, AT_LEAST_1] = 512
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "sgd"
+    task: Task = AUTO
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +150,7 @@ class DPSGD(Bounded):
             norm_threshold=plan.norm_threshold,
             noise_of_norms=plan.noise_of_norms(first),
             optimizer=training.plugins.optimizer,
+            task=training.task,
         )
 
     @property
@@ -210,7 +211,7 @@ def train_privately(
         shards: the n clients' data.
         coins: n generators, for Poisson batches.
         noises: n generators, for noise; cryptographic ones unless the run is seeded.
-        settings: of the n clients, all on one device, with one penalty and one optimizer.
+        settings: of the n clients, all on one device, with one penalty, one optimizer and one task.
         batched: whether all clients train at once if the network is a chain of linear layers.
         ghost: whether clients that train one after the other clip without materialised gradients if the network's
             layers support it; otherwise by Opacus, the reference.
@@ -224,8 +225,9 @@ def train_privately(
     """
     examples = Examples.of(shards[0].x, shards[0].y, settings[0].device)
     units = shards[0].units is not None
-    together = _together(model, examples) if batched and not units else None
-    clipping = together or (_by_unit(model, examples) if units else _clipper(model, examples, example_loss, ghost))
+    task = settings[0].task
+    together = _together(model, examples, task) if batched and not units else None
+    clipping = together or (_by_unit(model, examples, task) if units else _clipper(model, examples, task, ghost))
     shards = [*map(_of_units, shards)] if units else shards
     at_once = len(shards) if together else 1
     updates, counts = np.empty_like(start), np.empty(len(shards))
@@ -253,7 +255,7 @@ class _Together:
 
 
 @lru_cache(maxsize=8)
-def _together(model: nn.Module, examples: Examples) -> _Together | None:
+def _together(model: nn.Module, examples: Examples, task: Task) -> _Together | None:
     """Return how several clients are clipped at once; None: they are clipped one after the other.
 
     Raises:
@@ -262,10 +264,10 @@ def _together(model: nn.Module, examples: Examples) -> _Together | None:
     if chain_kind(model, len(examples.shape)) == "linear":
         linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
         widths = sum(layer.in_features + layer.out_features for layer in linear)
-        return _Together(partial(clipped_sums, model), 3 * widths)  # float32 and float64
-    if examples.device == "cpu" or not _gradients_vmap(model, examples):
+        return _Together(partial(clipped_sums, model, loss=task), 3 * widths)  # float32 and float64
+    if examples.device == "cpu" or not _gradients_vmap(model, examples, task):
         return None
-    return _Together(partial(clipped_sums_by_vmap, model), 3 * num_parameters(model))
+    return _Together(partial(clipped_sums_by_vmap, model, loss=task), 3 * num_parameters(model))
 
 
 def _train(
@@ -342,14 +344,20 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
 
 
 def clipped_sums_by_vmap(
-    model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    model: nn.Module,
+    parameters: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    there: Tensor,
+    clips: Tensor,
+    loss: Loss = AUTO,
 ) -> tuple[Tensor, Tensor]:
     """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
 
-    def loss(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        return example_loss(call(model, one, record[None]), target[None]).sum()
+    def of_record(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return loss(call(model, one, record[None]), target[None]).sum()
 
-    gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(parameters, x, y)
+    gradients = vmap(vmap(grad(of_record), in_dims=(None, 0, 0)))(parameters, x, y)
     flat = torch.cat([gradients[name].reshape(*y.shape, -1) for name in parameters], dim=2).double()  # (n, m, d)
     norms = torch.linalg.vector_norm(flat, dim=2)
     weights, kept = clip_factors(norms, clips)
@@ -357,20 +365,20 @@ def clipped_sums_by_vmap(
     return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
 
 
-def _gradients_vmap(model: nn.Module, examples: Examples) -> bool:
+def _gradients_vmap(model: nn.Module, examples: Examples, task: Task) -> bool:
     """Whether :func:`clipped_sums_by_vmap` supports a network.
 
     Raises:
         ModelError: it has no per-record gradients at all.
     """
-    _clipper(model, examples, example_loss, ghost=True)
+    _clipper(model, examples, task, ghost=True)
     shape, x_dtype, y_dtype, device = examples
     parameters = {name: torch.zeros(1, *value.shape, device=device) for name, value in trainable(model).items()}
     ones = torch.ones(1, 1, device=device)
     x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
     y = torch.zeros(1, 1, dtype=y_dtype, device=device)
     try:
-        clipped_sums_by_vmap(model.to(device), parameters, x, y, ones.bool(), ones.double())
+        clipped_sums_by_vmap(model.to(device), parameters, x, y, ones.bool(), ones.double(), task)
     except RuntimeError:
         return False
     return True
@@ -413,18 +421,18 @@ class _OneByOne(Clipper):
 class _UnitByUnit(_OneByOne):
     """Materialises the gradient of each unit, whose records are a batch: x is (m, r, *shape), y is (m, r)."""
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__(network, _loss_of_unit)
+    def __init__(self, network: nn.Module, task: Task) -> None:
+        super().__init__(network, partial(_loss_of_unit, task))
 
     def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of one unit."""
         return self._loss(call(self._network, values, x), y)
 
 
-def _loss_of_unit(outputs: Tensor, targets: Tensor) -> Tensor:
+def _loss_of_unit(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss over the records of one unit, without the missing ones of :func:`_of_units`."""
     there = targets.isfinite() if targets.is_floating_point() else targets >= 0
-    losses = example_loss(outputs, targets.where(there, 0))
+    losses = task(outputs, targets.where(there, 0))
     return losses.where(there, 0).sum() / there.sum().clamp(min=1)
 
 
@@ -444,7 +452,7 @@ def _of_units(shard: Shard) -> Shard:
 
 
 @lru_cache(maxsize=4)
-def _by_unit(model: nn.Module, examples: Examples) -> _UnitByUnit:
+def _by_unit(model: nn.Module, examples: Examples, task: Task) -> _UnitByUnit:
     """Return how gradients of units are taken, after a comparison with autograd on two random units.
 
     Raises:
@@ -452,15 +460,15 @@ def _by_unit(model: nn.Module, examples: Examples) -> _UnitByUnit:
     """
     _check_types(model)
     probe = _Probe.of(model, examples)
-    probe.wanted(example_loss)  # constants do not change
-    clipping = _UnitByUnit(probe.network)
+    probe.wanted(task)  # constants do not change
+    clipping = _UnitByUnit(probe.network, task)
     x, y = torch.stack([probe.x, probe.x.flip(0)]), torch.stack([probe.y, probe.y])
     y[1, 1] = torch.nan if y.is_floating_point() else -1
     parameters = list(clipping.named.values())
     try:
         found = clipping.gradients(x, y)
         wanted = [
-            torch.autograd.grad(_loss_of_unit(probe.network(x[i]), y[i]), parameters, materialize_grads=True)
+            torch.autograd.grad(_loss_of_unit(task, probe.network(x[i]), y[i]), parameters, materialize_grads=True)
             for i in range(2)
         ]
     except Exception as error:  # a user's code

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
-from coterie.client.training_plugins import example_loss
 from coterie.models import ModelError, trainable
+from coterie.tasks import AUTO
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
@@ -42,7 +42,13 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tens
 
 
 def clipped_sums(
-    model: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    model: nn.Module,
+    parameters: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    there: Tensor,
+    clips: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = AUTO,
 ) -> tuple[Tensor, Tensor]:
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
 
@@ -53,6 +59,7 @@ def clipped_sums(
         y: (n, m) targets.
         there: (n, m) which records count; the others are padding.
         clips: (n, 1) clipping norms.
+        loss: maps outputs and targets to the loss of every record.
     """
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
@@ -67,7 +74,7 @@ def clipped_sums(
             hidden = output.flatten(0, 1)
         else:
             hidden = layer(hidden)
-    slopes = torch.autograd.grad(example_loss(hidden, y.flatten()).sum(), list(outputs.values()))
+    slopes = torch.autograd.grad(loss(hidden, y.flatten()).sum(), list(outputs.values()))
     backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
     forward = {name: activations.detach().double() for name, activations in inputs.items()}
     biased = {name: f"{name}.bias" in parameters for name in outputs}

@@ -89,7 +89,7 @@ def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
     if cohort.plans:
         check_whole(cohort)  # first: a network that cannot be built or trained fails before the charge
         data = cohort.federation
-        check_supported(cohort.network, data.input_shape, data.num_classes, data.kind, data.has_units)
+        check_supported(cohort.network, data.input_shape, cohort.task, data.kind, data.has_units)
         return charged(cohort, _train_privately)
     return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
 
@@ -298,7 +298,7 @@ def _test_accuracies(cohort: Cohort, test: TestSet) -> npt.NDArray[np.float64]:
         _LATEST.key, _LATEST.scores = key, {}
     if test not in _LATEST.scores:
         network, layout = cohort.network, cohort.layers.whole
-        _LATEST.scores[test] = accuracies(network, layout, cohort.models, test.x, test.y, device)
+        _LATEST.scores[test] = accuracies(network, layout, cohort.models, test.x, test.y, device, cohort.task)
     return _LATEST.scores[test]
 
 
@@ -320,8 +320,8 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     scores: list[Score] = []
     for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
         x, y = _part(shard.test, client.client_id)
-        accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
-        loss = losses(network, layout, vector[None], [shard], device, cohort.local_training.plugins.loss_of_examples)
+        accuracy = accuracies(network, layout, vector[None], x, y, device, cohort.task)[0]
+        loss = losses(network, layout, vector[None], [shard], device, cohort.local_training.loss)
         scores.append((float(accuracy), float(loss[0, 0]), len(y)))
     return scores
 
@@ -355,7 +355,7 @@ def _accuracies_of_own_models(cohort: Cohort, own: OwnModels | None) -> list[dic
     key = "accuracy" if request.private else "personal-accuracy"
     tests = [_part(shard.test, client.client_id) for client, shard in zip(cohort.clients, cohort.shards, strict=True)]
     models = zip(own.models, tests, strict=True)
-    found = [accuracies(own.network, own.layout, model[None], *test, device)[0] for model, test in models]
+    found = [accuracies(own.network, own.layout, model[None], *test, device, cohort.task)[0] for model, test in models]
     return [{key: float(accuracy)} for accuracy in found]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie.client.layers import Additive
 from coterie.models import ModelError, call
 from coterie.models.last_layer import last_layer
+from coterie.tasks import AUTO, Task
 
 Vectors = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.float64]
@@ -79,36 +80,31 @@ def features_of(
     return features.numpy(), offset.numpy() if isinstance(network, Additive) else 0.0
 
 
-def fit_head(head: Head, features: Matrix, offset: Matrix | float, y: npt.NDArray[Any], penalty: float) -> None:
+def fit_head(  # what is minimised, and where
+    head: Head, features: Matrix, offset: Matrix | float, y: npt.NDArray[Any], penalty: float, task: Task = AUTO
+) -> None:
     """Fit a last layer to a client's records, in place.
 
     Args:
         head: the released layer.
         features: (n, F) inputs of the layer.
         offset: (n, K) numbers that are added to its outputs, or 0.
-        y: (n,) labels, or real targets.
+        y: (n,) targets.
         penalty: c, the weight of the squared distance to the released layer.
+        task: whose losses are minimised.
     """
     from scipy.optimize import minimize
 
     shape, biased = head.weight.shape, len(head.bias) > 0
     start = np.concatenate([head.weight.ravel(), head.bias]).astype(np.float64)
-    rows = np.arange(len(y))
+    targets = torch.as_tensor(y)
+    targets = targets.double() if targets.is_floating_point() else targets
 
     def objective(vector: Matrix) -> tuple[float, Matrix]:
         weight, bias = vector[: head.weight.size].reshape(shape), vector[head.weight.size :]
-        outputs = features @ weight.T + (bias if biased else 0) + offset
-        if np.issubdtype(y.dtype, np.floating):
-            slope = outputs - y[:, None]
-            loss = float((slope**2).sum())
-            slope = 2 * slope
-        else:
-            outputs -= outputs.max(axis=1, keepdims=True)
-            slope = np.exp(outputs)
-            sums = slope.sum(axis=1, keepdims=True)
-            loss = float(np.log(sums).sum() - outputs[rows, y].sum())
-            slope /= sums
-            slope[rows, y] -= 1
+        outputs = torch.as_tensor(features @ weight.T + (bias if biased else 0) + offset).requires_grad_()
+        total = task(outputs[:, 0] if targets.is_floating_point() else outputs, targets).sum()
+        loss, slope = float(total.detach()), torch.autograd.grad(total, outputs)[0].numpy()
         moved = vector - start
         gradient = np.concatenate([(slope.T @ features).ravel(), slope.sum(axis=0) if biased else np.zeros(0)])
         return loss + penalty / 2 * float(moved @ moved), gradient + penalty * moved

@@ -90,9 +90,9 @@ def _figures(cohort: Cohort, compared: Sequence[OwnModels], shard: Shard) -> str
     """Return the accuracies of the released and the own model on records that were held out."""
     if shard.test.x is shard.x or not len(shard.test.y):
         return "no records are held out to compare them"
-    x, y, device = shard.test.x, shard.test.y, cohort.local_training.device
-    before, after = (accuracies(one.network, one.layout, one.models, x, y, device)[0] for one in compared)
-    return f"{100 * before:.1f} % before and {100 * after:.1f} % after, of {len(y)} held-out records"
+    test = shard.test.x, shard.test.y, cohort.local_training.device, cohort.task
+    before, after = (accuracies(one.network, one.layout, one.models, *test)[0] for one in compared)
+    return f"{100 * before:.1f} % before and {100 * after:.1f} % after, of {len(shard.test.y)} held-out records"
 
 
 def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float | None:
@@ -107,7 +107,7 @@ def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float
     training, rng = cohort.local_training, np.random.default_rng(0)
     trained = trained_alone(network, layout, cohort.initial(), [shard], [rng], training)
     x, y, device = shard.test.x, shard.test.y, training.device
-    accuracy = float(accuracies(network, layout, trained, x, y, device)[0])
+    accuracy = float(accuracies(network, layout, trained, x, y, device, training.task)[0])
     write_atomic(file, json.dumps({"run": run, "accuracy": accuracy}).encode(), sync=False)
     return accuracy
 
@@ -128,7 +128,7 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         features=training.features,
         kind=known.kind,
         shape=known.shape,
-        num_classes=known.num_classes,
+        num_classes=known.task.num_outputs,
         cluster=0,
         clusters=1,
         additive=isinstance(own.network, Additive),

@@ -39,6 +39,7 @@ from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
 from coterie.models import check_personal, trainable
 from coterie.models.last_steps import SMALL_STEP, small_steps
+from coterie.tasks import Task, is_real
 from coterie.wire.messages import Layout
 
 #: c of ``last-layer``: candidates for the weight of the distance to the released layer, against a sum of losses.
@@ -113,8 +114,8 @@ def personalised(
     some = _with_records(shards)
     if not some:
         return result
-    classes = not np.issubdtype(shards[some[0]].y.dtype, np.floating)
-    check_personal(network, method, classes=classes)
+    task = training.task.resolved(real=is_real(shards[some[0]].y))
+    check_personal(network, method, task)
     fits = [_Fit(own[i], shards[i], 0, rngs[i]) for i in some]
     fitter, candidates = _FITTERS[method]
 
@@ -122,9 +123,11 @@ def personalised(
         return fitter(network, layout, chosen, training)
 
     def loss(models: Vectors, held_out: Sequence[Shard]) -> Matrix:
-        score = _share_of_errors if classes else losses
+        score: Callable[..., Matrix] = _share_of_errors if task.has_classes else losses
         pairs = zip(models, held_out, strict=True)
-        return np.array([score(network, layout, one[None], [shard], training.device)[0, 0] for one, shard in pairs])
+        return np.array(
+            [score(network, layout, one[None], [shard], training.device, task)[0, 0] for one, shard in pairs]
+        )
 
     best = _cross_validated(fits, candidates, fit, loss)
     moved = [(i, fit) for i, fit in zip(some, best, strict=True) if fit is not None]
@@ -149,9 +152,9 @@ def _checked_head(network: nn.Module, layout: Layout, model: Vectors, shard: Sha
 
 
 def _share_of_errors(
-    network: nn.Module, layout: Layout, models: Vectors, shards: Sequence[Shard], device: str
+    network: nn.Module, layout: Layout, models: Vectors, shards: Sequence[Shard], device: str, task: Task
 ) -> Matrix:
-    return np.stack([1 - accuracies(network, layout, models, shard.x, shard.y, device) for shard in shards])
+    return np.stack([1 - accuracies(network, layout, models, shard.x, shard.y, device, task) for shard in shards])
 
 
 def _cross_validated(
@@ -229,7 +232,7 @@ def _fitted_heads(network: nn.Module, layout: Layout, fits: Sequence[_Fit], trai
         parameters = layout.split(vector)  # views
         head = Head.of(network, parameters)
         features, offset = features_of(network, parameters, fit.shard.x, head.name)
-        fit_head(head, features, offset, fit.shard.y, fit.candidate)
+        fit_head(head, features, offset, fit.shard.y, fit.candidate, training.task)
     return result
 
 
@@ -261,7 +264,7 @@ def _mixtures(
     initial: Vectors,
 ) -> OwnModels:
     """Return sums of a released model and one that the client trained alone, with weights in their last layers."""
-    check_personal(network, "mixture", classes=True, additive=isinstance(network, Additive))
+    check_personal(network, "mixture", training.task, additive=isinstance(network, Additive))
     mixed = [_mixed(network, layout, one, initial, 1.0) for one in released]
     some = _with_records(shards)
     if some:
@@ -289,6 +292,7 @@ def _best_mixtures(
 
     outputs_alone = held_out(alone)
     best = [_mixed(network, layout, fit.released, initial, 1.0) for fit in fits]
+    task = training.task.resolved(real=is_real(shards[0].y))
     least = np.full(clients, np.inf)
     for penalty in (None, *HEAD_PENALTIES):
         shared = released
@@ -297,7 +301,7 @@ def _best_mixtures(
         outputs_shared = held_out(shared)
         for weight in WEIGHTS:
             pairs = zip(outputs_shared, outputs_alone, folds.held_out, strict=True)
-            found = folds.totals(np.array([_error(_weighted(a, b, weight), s.y) for a, b, s in pairs]))
+            found = folds.totals(np.array([_error(task, _weighted(a, b, weight), s.y) for a, b, s in pairs]))
             for i in np.flatnonzero(found < least).tolist():
                 best[i] = _mixed(network, layout, shared[i - clients], alone[i - clients], weight)
             least = np.minimum(least, found)
@@ -337,16 +341,9 @@ def _weighted(first: Matrix, second: Matrix, weight: float) -> Matrix:
     return weight * first + (1 - weight) * second
 
 
-def _error(out: Matrix, y: npt.NDArray[Any]) -> float:
-    """Return the mean squared error of outputs for real targets, or of the probabilities of (n, K) logits (Brier)."""
-    if not np.isfinite(out).all():
-        return np.inf
-    if np.issubdtype(y.dtype, np.floating):
-        return float(((out.reshape(len(y)) - y) ** 2).mean())
-    errors = np.exp(out - out.max(axis=1, keepdims=True))
-    errors /= errors.sum(axis=1, keepdims=True)
-    errors[np.arange(len(y)), y] -= 1
-    return float((errors**2).sum(axis=1).mean())
+def _error(task: Task, out: Matrix, y: npt.NDArray[Any]) -> float:
+    """Return the squared error of a task; inf for outputs that are not finite."""
+    return task.squared_error(out, y) if np.isfinite(out).all() else np.inf
 
 
 def _mixed(network: nn.Module, layout: Layout, released: Vectors, alone: Vectors, weight: float) -> Vectors:

@@ -185,5 +185,5 @@ def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:
 def _losses(cohort: Cohort, i: int) -> npt.NDArray[np.float64]:
     """Return the (N, k) losses of all models on a client's records, or their means on its units."""
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
-    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device, cohort.task)
     return losses if shard.units is None else shard.units.means(losses)

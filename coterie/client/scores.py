@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from coterie.client.backend import Examples, backend_of
 from coterie.client.device import products
-from coterie.client.training_plugins import example_loss
 from coterie.datasets import Shard, TestSet
+from coterie.tasks import AUTO, Task
 from coterie.wire.messages import Layout
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ def losses(
     models: npt.NDArray[np.float32],
     shards: Sequence[Shard],
     device: str = "cpu",
-    loss: Score = example_loss,
+    loss: Score = AUTO,
 ) -> npt.NDArray[np.float64]:
     """Return the (n, k) mean loss of every model on every client's training data; inf where it is not finite."""
     sizes = np.array([len(shard.y) for shard in shards])
@@ -42,12 +42,17 @@ def losses(
 
 @torch.no_grad()
 def example_losses(
-    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
+    model: nn.Module,
+    layout: Layout,
+    models: npt.NDArray[np.float32],
+    shard: Shard,
+    device: str = "cpu",
+    loss: Score = AUTO,
 ) -> npt.NDArray[np.float64]:
     """Return the (N, k) loss of every model on every example of one client; N may be 0."""
     if not len(shard.y):
         return np.zeros((0, len(models)))
-    return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, example_loss), axis=1)
+    return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, loss), axis=1)
 
 
 @torch.no_grad()
@@ -84,17 +89,12 @@ def accuracies(
     layout: Layout,
     models: npt.NDArray[np.float32],
     x: npt.NDArray[np.float32],
-    y: npt.NDArray[np.int64],
+    y: npt.NDArray[Any],
     device: str = "cpu",
+    task: Task = AUTO,
 ) -> npt.NDArray[np.float64]:
-    """Return each model's accuracy (k,) on these examples; for real targets R², at least 0."""
-    if np.issubdtype(y.dtype, np.floating):
-        errors = [
-            model_errors.sum() for model_errors in _per_example(model, layout, models, x, y, device, example_loss)
-        ]
-        return np.maximum(0.0, 1 - np.array(errors) / max(float(np.sum((y - y.mean()) ** 2)), 1e-12))
-    hits = _per_example(model, layout, models, x, y, device, lambda logits, labels: logits.argmax(dim=1) == labels)
-    return np.array([model_hits.mean() for model_hits in hits])
+    """Return each model's accuracy (k,) on these examples, or another score of the task, in [0, 1]."""
+    return np.array([task.score(marks, y) for marks in _per_example(model, layout, models, x, y, device, task.marks)])
 
 
 def _per_example(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.training_plugins import NO_PLUGINS, TrainingPlugins
+from coterie.tasks import AUTO, Task
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LocalTrainingConfig:
         penalty: on the distance to the start, added to the loss.
         precision: of matrix products and convolutions on a GPU, see :func:`coterie.client.device.products`.
         plugins: objects of users.
+        task: what is predicted, whose losses :attr:`loss` returns.
     """
 
     local_epochs: int
@@ -36,6 +38,12 @@ class LocalTrainingConfig:
     penalty: Penalty = NO_PENALTY
     precision: str = "float32"
     plugins: TrainingPlugins = NO_PLUGINS
+    task: Task = AUTO
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of every example."""
+        return self.plugins.loss_of_examples(self.task)
 
 
 #: Indices of every mini-batch of a round.

@@ -22,6 +22,7 @@ from coterie.datasets import Shard
 from coterie.models import float32_arrays
 from coterie.models.errors import few
 from coterie.plugins import PluginError, accepts, calling
+from coterie.tasks import Task
 from coterie.wire.messages import Layout
 
 # What `train` receives.
@@ -102,20 +103,18 @@ def check_trainer(trainer: Any, name: str, network: nn.Module, x: npt.NDArray[An
     update(1)
 
 
-def random_examples(shape: Sequence[int], num_classes: int, kind: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def random_examples(shape: Sequence[int], task: Task, kind: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return examples and targets for a check.
 
     Args:
         shape: of an example, after the features.
-        num_classes: 0 for real targets.
+        task: of the targets.
         kind: "images", "vectors" or "tokens".
     """
     rng = np.random.default_rng(0)
     size = _CHECKED, *shape
-    x = rng.integers(num_classes, size=size) if kind == "tokens" else rng.standard_normal(size, np.float32)
-    if num_classes:
-        return x, np.arange(_CHECKED) % num_classes
-    return x, rng.standard_normal(_CHECKED, np.float32)
+    x = rng.integers(task.num_outputs, size=size) if kind == "tokens" else rng.standard_normal(size, np.float32)
+    return x, task.examples(_CHECKED)
 
 
 def _update(

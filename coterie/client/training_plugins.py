@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.models.settings import TrainingSettings
 from coterie.plugins import PluginError, calling, load_function
+from coterie.tasks import Task
 
 #: Positional arguments of the functions, or of the constructor, by setting.
 ARGUMENTS = {
@@ -26,15 +26,6 @@ ARGUMENTS = {
 }
 _OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _SGD, _CONSTANT, _DEFAULT, _LOSS = "sgd", "constant", "default", "loss"
-
-
-def example_loss(output: Tensor, y: Tensor) -> Tensor:
-    """Return the (n,) cross-entropy of (n, classes) logits, or the squared error for real targets."""
-    if output.dtype in (torch.float16, torch.bfloat16):
-        output = output.float()
-    if y.is_floating_point():
-        return mse_loss(output, y, reduction="none")
-    return cross_entropy(output, y, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,9 @@ class TrainingPlugins:
         """Whether a client takes steps of SGD of one size, on the mean of the default loss."""
         return (self.optimizer, self.scheduler, self.loss, self.trainer) == (_SGD, _CONSTANT, _DEFAULT, _DEFAULT)
 
-    @property
-    def loss_of_examples(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of every example."""
-        return example_loss if self.loss == _DEFAULT else _load("loss", self.loss)
+    def loss_of_examples(self, task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the loss of every example: that of the task, unless users name another one."""
+        return task if self.loss == _DEFAULT else _load("loss", self.loss)
 
     @property
     def trainer_class(self) -> type[Any] | None:
@@ -118,18 +108,18 @@ class TrainingPlugins:
 
         return step
 
-    def check(self, num_classes: int) -> None:
+    def check(self, task: Task) -> None:
         """Check each object of users against its contract, but for the trainer, which needs the network.
 
         Args:
-            num_classes: of the targets; 0: they are real numbers.
+            task: what the run predicts.
 
         Raises:
             PluginError: an object cannot be imported, or violates its contract.
         """
         for kind, name in self.named.items():
             if kind in _CHECKS:
-                check_plugin(kind, _load(kind, name), num_classes, f"{kind} '{name}'")
+                check_plugin(kind, _load(kind, name), task, f"{kind} '{name}'")
 
 
 #: Plain SGD, a constant step size, and the default loss.
@@ -141,24 +131,24 @@ def _load(kind: str, name: str) -> Callable[..., Any]:
     return load_function(kind, name, ARGUMENTS[kind])
 
 
-def check_plugin(kind: str, function: Callable[..., Any], num_classes: int, name: str) -> None:
+def check_plugin(kind: str, function: Callable[..., Any], task: Task, name: str) -> None:
     """Check a function against the contract of its kind, on random numbers.
 
     Args:
         kind: "optimizer", "scheduler", "loss" or "choose".
         function: the function.
-        num_classes: of the targets; 0: they are real numbers.
+        task: whose outputs and targets it is called with.
         name: how the message names the function.
 
     Raises:
         PluginError: the contract is violated.
     """
     with calling(name):
-        if problem := _CHECKS[kind](function, num_classes):
+        if problem := _CHECKS[kind](function, task):
             raise PluginError(f"{name}: {problem}")
 
 
-def _optimizer_problem(function: Callable[..., Any], num_classes: int) -> str:
+def _optimizer_problem(function: Callable[..., Any], task: Task) -> str:
     def trained() -> list[Tensor]:
         parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
         optimizer = function(parameters, 0.1)
@@ -186,7 +176,7 @@ def _optimizer_problem(function: Callable[..., Any], num_classes: int) -> str:
     return ""
 
 
-def _scheduler_problem(function: Callable[..., Any], num_classes: int) -> str:
+def _scheduler_problem(function: Callable[..., Any], task: Task) -> str:
     for steps in (1, 2, 10):
         factors = [[float(function(step, steps)) for step in range(steps)] for _ in range(2)]
         if factors[0] != factors[1]:
@@ -199,11 +189,11 @@ def _scheduler_problem(function: Callable[..., Any], num_classes: int) -> str:
     return ""
 
 
-def _loss_problem(function: Callable[..., Any], num_classes: int) -> str:
+def _loss_problem(function: Callable[..., Any], task: Task) -> str:
     rows = 6
     generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(rows, *[num_classes] * bool(num_classes), generator=generator, requires_grad=True)
-    targets = torch.arange(rows) % num_classes if num_classes else torch.randn(rows, generator=generator)
+    outputs = torch.randn(task.outputs_of(rows), generator=generator, requires_grad=True)
+    targets = torch.as_tensor(task.examples(rows))
     losses = function(outputs, targets)
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
         shown = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -240,17 +230,12 @@ def _score_problem(score: Any) -> str:
     return ""
 
 
-def _choose_problem(function: Callable[..., Any], num_classes: int) -> str:
+def _choose_problem(function: Callable[..., Any], task: Task) -> str:
     generator = torch.Generator().manual_seed(0)
-    rows = max(6, 2 * num_classes)
-    targets = torch.arange(rows) % num_classes if num_classes else torch.randn(rows, generator=generator)
-
-    def outputs(of: Tensor) -> Tensor:
-        noise = 0.1 * torch.randn(rows, *[num_classes] * bool(num_classes), generator=generator)
-        return noise + (4 * nn.functional.one_hot(of, num_classes) if num_classes else of)
-
-    right = outputs(targets)
-    wrong = outputs((targets + 1) % num_classes if num_classes else -targets - 1)
+    rows = max(6, 2 * task.num_outputs)
+    targets = torch.as_tensor(task.examples(rows))
+    right = task.right_outputs(targets) + 0.1 * torch.randn(task.outputs_of(rows), generator=generator)
+    wrong = -right - 1
     for score in (good := function(right, targets), bad := function(wrong, targets), function(right[:1], targets[:1])):
         if problem := _score_problem(score):
             return problem

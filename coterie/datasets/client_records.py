@@ -206,7 +206,7 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
         train, test = read(Path(path), None)
         parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     else:
-        facts = declared.shape, declared.num_classes, declared.schema, declared.span
+        facts = declared.shape, declared.task.num_targets, declared.schema, declared.span
         parts = usable_records(path, *facts, strict=False, columns=declared.columns or None)
     return _report(str(path), parts)
 

@@ -58,7 +58,8 @@ class Federation:
         clients: number of clients, without those held out for validation; ids are 0..clients-1.
         num_groups: number of hidden groups.
         group_of: true group of each client, int64 (clients,), read-only.
-        num_classes: number of classes; 0 for real targets.
+        task: what models predict.
+        num_classes: number of classes; 0 for a task without classes.
         kind: "images", "tokens" or "vectors".
         input_shape: shape of one example after the transform.
         has_units: whether records belong to units, such as patients; never here.
@@ -81,7 +82,7 @@ class Federation:
         self.num_groups = int(group_of.max()) + 1
         self.group_of = group_of[: self.clients]
         self.group_of.flags.writeable = False
-        self.num_classes, self.kind = source.num_classes, source.kind
+        self.task, self.num_classes, self.kind = source.task, source.task.num_classes, source.kind
         self._source, self._split, self._shift, self._seed, self._transform = source, split, shift, seed, transform
         self._group_aside = group_of[self.clients :]
         self._shards: dict[int, Shard] = {}
@@ -211,9 +212,9 @@ def _federate(source: Source, partition: Partition, seed: int, transform: Transf
     group_of, skew = partition.group_of(), partition.label_skew
     if source.owners:
         _check_natural(source, partition)
-    elif skew and not source.num_classes:
+    elif skew and not source.task.has_classes:
         off = Partition.declared()[skew].default
-        raise DataError(f"{skew} requires labels, but {source.name} has real targets; set it to {off:g}")
+        raise DataError(f"{skew} requires classes, but {source.name} has {source.task}; set it to {off:g}")
     source = source.whole if skew == "non_iid_level" else source
     return Federation(
         source,

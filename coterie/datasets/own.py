@@ -51,6 +51,7 @@ from coterie.datasets.tables import (
 )
 from coterie.datasets.user_files import find, is_table, read
 from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
+from coterie.tasks import Task, task_of
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -67,7 +68,7 @@ class Facts:
     Attributes:
         kind: "images", "tokens" or "vectors".
         shape: shape of an example, before fixed features.
-        num_classes: number of classes; 0 for real targets.
+        task: what models predict.
         schema: of tables; None: labels and features are numbers, see the module.
         feature_range: public bound on the absolute value of a feature, to which methods that need one clamp.
         columns: names of the features of tables without a schema, in order; empty: not known; None: not compared.
@@ -75,17 +76,16 @@ class Facts:
 
     kind: str
     shape: Shape
-    num_classes: int
+    task: Task
     schema: TableSchema | None = None
     feature_range: float = field(default=1.0, compare=False)
     columns: tuple[str, ...] | None = ()
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
-        classes = f"{self.num_classes} classes" if self.num_classes else "real targets"
         schema = f" by schema {self.fingerprint[:12]}" if self.schema else ""
         columns = f" and columns {shortened(columns_text(self.columns))}" if self.columns else ""
-        return f"examples of {sizes} with {classes}{schema}{columns}"
+        return f"examples of {sizes} with {self.task}{schema}{columns}"
 
     @property
     def fingerprint(self) -> str:
@@ -126,12 +126,12 @@ class Declared(Facts):
         """
         if schema is not None:
             loaded = TableSchema.load(schema)
-            return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
+            return cls("vectors", (loaded.num_features,), loaded.task, loaded)
         if input_shape is None or num_classes is None:
             return None
         shape = _shape(input_shape)
         kind = "images" if len(shape) == 3 else "vectors"
-        return cls(kind, shape, num_classes, columns=_columns(columns or "", shape), span=_span(value_range))
+        return cls(kind, shape, task_of(num_classes), columns=_columns(columns or "", shape), span=_span(value_range))
 
     __str__ = Facts.__str__
 
@@ -164,18 +164,18 @@ def facts(
     if dataset == OWN_DATA:
         if table_schema:
             schema = TableSchema.parse(table_schema)
-            return Facts("vectors", (schema.num_features,), schema.num_classes, schema, schema.reach or TYPICAL)
+            return Facts("vectors", (schema.num_features,), schema.task, schema, schema.reach or TYPICAL)
         shape = _shape(input_shape)
         if num_classes is None:
             raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
         if len(shape) == 3:
-            return Facts("images", shape, num_classes)
-        return Facts("vectors", shape, num_classes, None, TYPICAL, _columns(columns, shape))
+            return Facts("images", shape, task_of(num_classes))
+        return Facts("vectors", shape, task_of(num_classes), None, TYPICAL, _columns(columns, shape))
     if dataset in DATASETS:
         info = DATASETS[dataset]
-        return Facts(info.kind, info.shape, info.num_classes)
+        return Facts(info.kind, info.shape, task_of(info.num_classes))
     source = load(dataset, data_dir)
-    return Facts(source.kind, source.train_x.shape[1:], source.num_classes)
+    return Facts(source.kind, source.train_x.shape[1:], source.task)
 
 
 def _span(text: str | None) -> tuple[float, float] | None:
@@ -233,7 +233,7 @@ class OwnFederation:
 
     Attributes:
         clients: number of clients.
-        num_groups, group_of, num_classes, kind, input_shape: as in a `Federation`.
+        num_groups, group_of, task, num_classes, kind, input_shape: as in a `Federation`.
         has_units: whether the schema names the unit of each record, such as its patient.
 
     Args:
@@ -256,7 +256,8 @@ class OwnFederation:
     ) -> None:
         if known.kind == "tokens":
             raise DataError("the run uses text, but clients' own data must be images or vectors")
-        self.clients, self.num_groups, self.num_classes, self.kind = len(paths), 1, known.num_classes, known.kind
+        self.clients, self.num_groups, self.kind = len(paths), 1, known.kind
+        self.task, self.num_classes = known.task, known.task.num_classes
         self.group_of = np.zeros(self.clients, np.int64)
         self._paths, self._known, self._transform = paths, known, transform
         probe = np.zeros((1, *known.shape), np.float32)
@@ -284,7 +285,7 @@ class OwnFederation:
                 self._path(client_id),
                 client_id,
                 data_facts.shape,
-                data_facts.num_classes,
+                data_facts.task.num_targets,
                 self._transform,
                 schema=data_facts.schema if simulated else declared and declared.schema,
                 span=declared.span if declared else None,
@@ -479,7 +480,7 @@ def local_records(
     if held_out:
         _need_held_out(path, test is not None or bool(records.held_out.any()))
         records, unused = (records.divided()[1], 0) if test is None else (test, len(records.y))
-    records = records.fitted(known.shape, known.num_classes)
+    records = records.fitted(known.shape, known.task.num_targets)
     if records.problems:
         raise DataError(records.problems[0])
     x = centred(fractions(records.x), transform) if known.kind == "images" else records.x
@@ -495,7 +496,7 @@ def _need_held_out(path: str | Path, some: bool) -> None:
 def _table_records(path: str | Path, data_facts: Facts, ids: str | None, held_out: bool) -> LocalRecords:
     schema = data_facts.schema
     assert schema is not None
-    if data_facts.shape != (schema.num_features,) or data_facts.num_classes != schema.num_classes:
+    if data_facts.shape != (schema.num_features,) or data_facts.task != schema.task:
         raise DataError(f"the models expect {data_facts}, but their schema has {schema.num_features} features")
     table = read_table(path, schema, labelled=None, units=held_out)
     if any(finding.column == schema.label.name and finding.effect == "dropped" for finding in table.findings):
@@ -508,7 +509,7 @@ def _table_records(path: str | Path, data_facts: Facts, ids: str | None, held_ou
         kept = rows_held_out(replace(table, y=table.y.astype(np.float32).astype(np.float64)))
         _need_held_out(path, bool(kept.any()))
         table = replace(table, x=table.x[kept], y=table.y[kept], index=table.index[kept])
-    y = table.y.astype(np.int64 if schema.num_classes else np.float32)
+    y = table.y.astype(schema.task.dtype)
     texts = None if ids is None else column_texts(path, schema, ids)
     names = None if texts is None else tuple(texts[i] for i in table.index.tolist())
     labels = y if table.labelled else None

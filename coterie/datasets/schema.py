@@ -49,6 +49,7 @@ from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import as_text, composed
 from coterie.fields import FEATURE_RANGE
 from coterie.files import FileError, read_text
+from coterie.tasks import Task, task_of
 
 #: Characters of a schema, and its numbers of columns and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
@@ -293,6 +294,11 @@ class TableSchema:
     def num_classes(self) -> int:
         """Number of classes; 0 for real targets."""
         return len(self.label.values)
+
+    @cached_property
+    def task(self) -> Task:
+        """What models predict."""
+        return task_of(self.num_classes, self.label.mean, self.label.scale)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

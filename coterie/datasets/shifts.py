@@ -131,7 +131,7 @@ SHIFTS: dict[str, Shift] = {
 def _need_labels(shift: str, num_classes: int) -> None:
     if not num_classes:
         raise DataError(
-            f"shift '{shift}' requires labels, but these data have real targets; use shift 'none' or 'lines'"
+            f"shift '{shift}' requires labels of classes, which these data lack; use shift 'none' or 'lines'"
         )
 
 

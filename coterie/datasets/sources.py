@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.tasks import Task, task_of
+
 
 class DataError(ValueError):
     """A data set, shift or partition is unavailable; the message states which and what to do."""
@@ -67,6 +69,11 @@ class Source:
         self._check_owners()
 
     @property
+    def task(self) -> Task:
+        """What models of it predict."""
+        return task_of(self.num_classes)
+
+    @property
     def kind(self) -> str:
         """Kind of examples: `images`, `tokens` or `vectors`."""
         return _kind(self.train_x)
@@ -99,8 +106,7 @@ class Source:
                 f"{where} have shapes {x.shape} and {y.shape}; expected images (n, C, H, W), tokens (n, L) or vectors "
                 "(n, F), and (n,), with n > 0"
             )
-        target = "int64" if self.num_classes else "float32"
-        if (x.ndim, x.dtype.name) not in _KINDS or y.dtype.name != target:
+        if (x.ndim, x.dtype.name) not in _KINDS or y.dtype != self.task.dtype:
             raise DataError(
                 f"{where} are {x.dtype} and {y.dtype}, and num_classes is {self.num_classes}; expected "
                 "float32 or uint8 images, int64 tokens or float32 vectors, int64 labels (0 classes: float32 targets)"
@@ -109,8 +115,8 @@ class Source:
             raise DataError(f"{where}: a value is not finite")
         if not len(y):
             return
-        if self.num_classes and not (y.min() >= 0 and y.max() < self.num_classes):
-            raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}")
+        if not self.task.real and not (y.min() >= 0 and y.max() < self.task.num_targets):
+            raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.task.num_targets - 1}")
         if _kind(x) == "tokens" and not (x.min() >= 0 and x.max() < self.num_classes):
             raise DataError(
                 f"{where}: tokens span {x.min()}..{x.max()}; allowed: 0..num_classes-1, and num_classes is "

@@ -20,6 +20,7 @@ from coterie.models.trainable import (
     sharing_memory,
     trainable,
 )
+from coterie.tasks import task_of
 
 if TYPE_CHECKING:
     import torch
@@ -126,15 +127,12 @@ def _check_step(name: Model, network: nn.Module, x: Rows, num_classes: int) -> l
 def _gradients(name: Model, network: nn.Module, x: Rows, num_classes: int) -> dict[str, Tensor | None]:
     """Return the gradients of a loss, by parameter; None where it does not depend on one."""
     import torch
-    from torch.nn.functional import cross_entropy, mse_loss
 
     parameters = trainable(network)
     try:
         outputs = network(torch.tensor(x)).float()
-        if num_classes:
-            loss = cross_entropy(outputs, torch.arange(len(x)) % num_classes)
-        else:
-            loss = mse_loss(outputs, torch.zeros(len(x)))
+        task = task_of(num_classes)
+        loss = task(outputs, torch.as_tensor(task.examples(len(x)))).mean()
         if not loss.requires_grad:
             return dict.fromkeys(parameters)
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

@@ -10,6 +10,8 @@ from coterie.models.trainable import trainable
 if TYPE_CHECKING:
     from torch import nn
 
+    from coterie.tasks import Task
+
 
 def last_layer(network: nn.Module) -> str:
     """Return the name of the last module with parameters of its own; of a sum of two networks, the cluster's."""
@@ -17,13 +19,13 @@ def last_layer(network: nn.Module) -> str:
     return names[-1]
 
 
-def check_personal(network: nn.Module, method: str, *, classes: bool, additive: bool = False) -> None:
+def check_personal(network: nn.Module, method: str, task: Task, *, additive: bool = False) -> None:
     """Check that clients can personalise a network.
 
     Args:
         network: the network.
         method: one of :data:`~coterie.fields.PERSONAL_METHODS`.
-        classes: whether targets are classes, not real numbers.
+        task: what it predicts.
         additive: whether clients receive sums of two such networks.
 
     Raises:
@@ -38,10 +40,10 @@ def check_personal(network: nn.Module, method: str, *, classes: bool, additive: 
             "personalize = 'mixture' adds two networks, but the models of this method are sums of two already; set "
             "personalize to last-layer, all or prior"
         )
-    if method == "prior" and not classes:
+    if method == "prior" and not task.has_classes:
         raise ModelError(
-            "personalize = 'prior' corrects for shares of classes, but these targets are real numbers; set personalize "
-            "to last-layer or all"
+            f"personalize = 'prior' corrects for shares of classes, but the task is {task.name}; set personalize to "
+            "last-layer or all"
         )
     name = last_layer(network)
     head = network.get_submodule(name)

@@ -23,6 +23,7 @@ from coterie.report.predictions import named_metrics, released_metrics, verdict
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
+from coterie.tasks import of_metrics
 
 _PROSE_KEYS = {
     "unit",
@@ -244,7 +245,7 @@ def _how_good(run: Run) -> _Tile:
         note = "normalised mutual information of clusters and classes"
         return _Tile("NMI", formats.index(scores.nmi), note, **look)
     value = formats.percent(scores.accuracy)
-    name = "Accuracy" if scores.rmse is None else "R², at least 0"
+    name = of_metrics(scores).score_name
     if warning := verdict(scores):
         return _Tile(name, value, warning, "not better than a constant", good=False, question="How good?")
     if run.noisy:

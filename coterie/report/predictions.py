@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from coterie.report import formats
 from coterie.results import Diagnostics, ScoreEstimates
+from coterie.tasks import beats_constant
 
 
 def verdict(scores: Diagnostics) -> str:
     """Return a warning if the predictions are not better than the best constant one; otherwise an empty text."""
-    if scores.beats_constant is not False:
+    if beats_constant(scores) is not False:
         return ""
     return f"the model is not better than predicting {_constant(scores)}"
 

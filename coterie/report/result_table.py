@@ -13,6 +13,7 @@ from coterie.report.payoff import federation_pays
 from coterie.report.predictions import named_metrics, released_metrics, verdict
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
+from coterie.tasks import of_metrics
 
 
 def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
@@ -62,7 +63,7 @@ def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text
         noisy = [(label, f"{value} {note}") for label, value, note in released_metrics(outcome.estimates)]
         return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold")), *noisy]
     groups = scores.group_accuracy or ()
-    name = "Accuracy" if scores.rmse is None else "R², at least 0"
+    name = of_metrics(scores).score_name
     return [
         (name, Text(formats.percent(scores.accuracy), "bold")),
         *((label, f"{value}; {note}") for label, value, note in named_metrics(scores)),

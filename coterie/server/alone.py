@@ -43,8 +43,8 @@ def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
         return scores
     trained = trained_alone(network, layout, some.initial, shards, some.rngs, training)
     found = [
-        accuracies(network, layout, one[None], shard.test.x[:_MAX_TESTS], shard.test.y[:_MAX_TESTS], training.device)[0]
-        for one, shard in zip(trained, shards, strict=True)
+        accuracies(network, layout, one[None], x[:_MAX_TESTS], y[:_MAX_TESTS], training.device, training.task)[0]
+        for one, x, y in ((one, shard.test.x, shard.test.y) for one, shard in zip(trained, shards, strict=True))
     ]
     return replace(
         scores,

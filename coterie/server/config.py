@@ -426,9 +426,9 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
-        """Shape of an example after the fixed features, and the number of classes."""
+        """Shape of an example after the fixed features, and the number of outputs of a network."""
         features = networks.features(self.training.features)
-        return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
+        return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.task.num_outputs
 
     def strategy_options(self, server_lr: float) -> StrategyOptions:
         """The configured options of the strategy.

@@ -111,16 +111,15 @@ def histogram_problem(config: RunConfig) -> str:
     """Return why no histogram of scores can be released; empty if one can."""
     if config.method.produces == "labels":
         return f"{config.method.name} trains no classifier"
-    classes = config.examples[1]
-    if classes == 2 and config.privacy.privacy_unit != "record":
+    task, unit = config.facts.task, config.units
+    if task.num_classes != 2:
+        return f"the task is to predict {task}, not two classes"
+    if config.privacy.privacy_unit != "record":
         most, share = 0.5, config.evaluation.score_share or 0.0
         return f"it must be at most {most:g} at client level" if share > most else ""
-    if classes == 2 and config.data.dataset != OWN_DATA:
+    if config.data.dataset != OWN_DATA:
         return "at record level only clients' own data (dataset = own) have held-out records that no other client has"
-    if classes == 2:
-        unit = config.units
-        return f"it protects single records, but the schema names a unit of several (column {unit!r})" if unit else ""
-    return f"the task has {classes} classes, not two" if classes else "the targets are numbers, not classes"
+    return f"it protects single records, but the schema names a unit of several (column {unit!r})" if unit else ""
 
 
 def sketch(config: RunConfig) -> Plan:

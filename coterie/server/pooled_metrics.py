@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie import models as networks
-from coterie import performance
 from coterie.client.cohort import OWN, federation, initial_own, torch_device
 from coterie.client.layers import Additive, Layers
 from coterie.client.scores import outputs
@@ -66,11 +65,7 @@ def with_metrics(
         return scores
     labels = np.concatenate([test.y for test, *_ in counts])
     weights = np.repeat(np.array(list(counts.values()), np.float64), [len(test.y) for test, *_ in counts])
-    if classes:
-        metrics = performance.of_classes(labels, performance.probabilities(found), weights)
-    else:
-        scale, mean = (schema.label.scale, schema.label.mean) if schema else (1.0, 0.0)
-        metrics = performance.of_numbers(labels * scale + mean, found[:, 0] * scale + mean, weights)
+    metrics = config.facts.task.measure(labels, found)(weights)
     names = (schema.class_names or None) if schema else None
     return replace(scores, evaluated_records=int(weights.sum()), class_names=names, **metrics.metrics)
 

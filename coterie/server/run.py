@@ -167,7 +167,7 @@ def _card(
         features=config.training.features,
         kind=facts.kind,
         shape=facts.shape,
-        num_classes=facts.num_classes,
+        num_classes=facts.task.num_outputs,
         cluster=0,
         clusters=models if of_records is None else config.run.clusters,
         additive=request.additive,
@@ -284,7 +284,8 @@ def _check_network(config: RunConfig) -> None:
     if config.privacy.privacy_unit == "record" and (config.units or not networks.is_tested(model)):
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
-        check_supported(networks.build(model, *config.examples), *config.examples, kind, config.units is not None)
+        network, shape = networks.build(model, *config.examples), config.examples[0]
+        check_supported(network, shape, config.facts.task, kind, config.units is not None)
 
 
 def _check_plugins(config: RunConfig) -> None:
@@ -296,10 +297,10 @@ def _check_plugins(config: RunConfig) -> None:
 
     shape, classes = config.examples
     plugins = TrainingPlugins.of(config.training)
-    plugins.check(classes)
+    plugins.check(config.facts.task)
     if (trainer := plugins.trainer_class) is not None:
         network = networks.build(config.training.model, shape, classes)
-        examples = random_examples(shape, classes, config.facts.kind)
+        examples = random_examples(shape, config.facts.task, config.facts.kind)
         check_trainer(trainer, f"trainer '{plugins.trainer}'", network, *examples)
 
 

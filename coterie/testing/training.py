@@ -9,6 +9,7 @@ from torch import nn
 
 from coterie.client import trainers
 from coterie.client.training_plugins import check_plugin
+from coterie.tasks import AUTO, task_of
 
 
 def check_optimizer(function: Callable[..., Any]) -> None:
@@ -17,7 +18,7 @@ def check_optimizer(function: Callable[..., Any]) -> None:
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("optimizer", function, 0, "optimizer")
+    check_plugin("optimizer", function, AUTO, "optimizer")
 
 
 def check_scheduler(function: Callable[..., Any]) -> None:
@@ -26,7 +27,7 @@ def check_scheduler(function: Callable[..., Any]) -> None:
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("scheduler", function, 0, "scheduler")
+    check_plugin("scheduler", function, AUTO, "scheduler")
 
 
 def check_loss(function: Callable[..., Any], num_classes: int = 10) -> None:
@@ -39,7 +40,7 @@ def check_loss(function: Callable[..., Any], num_classes: int = 10) -> None:
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("loss", function, num_classes, "loss")
+    check_plugin("loss", function, task_of(num_classes), "loss")
 
 
 def check_choose(function: Callable[..., Any], num_classes: int = 10) -> None:
@@ -52,7 +53,7 @@ def check_choose(function: Callable[..., Any], num_classes: int = 10) -> None:
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("choose", function, num_classes, "choose")
+    check_plugin("choose", function, task_of(num_classes), "choose")
 
 
 def check_trainer(trainer: type[Any], network: nn.Module | None = None, shape: Sequence[int] = (4,)) -> None:
@@ -66,5 +67,5 @@ def check_trainer(trainer: type[Any], network: nn.Module | None = None, shape: S
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    examples = trainers.random_examples(shape, 3, "vectors")
+    examples = trainers.random_examples(shape, task_of(3), "vectors")
     trainers.check_trainer(trainer, "trainer", network or nn.Linear(shape[0], 3), *examples)

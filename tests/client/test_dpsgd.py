@@ -19,6 +19,7 @@ from coterie.client.penalties import Penalty
 from coterie.datasets import Shard, TestSet
 from coterie.models import ModelError
 from coterie.privacy import Streams, gaussian
+from coterie.tasks import Task
 from coterie.wire.messages import Layout
 
 #: Shape of an example and number of classes for every network; images are small to be quick.
@@ -339,12 +340,12 @@ def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
     def call():
         return train_privately(model, layout, start, data, generators(1, 1), generators(1, 2), [ONE], **WAYS["opacus"])
 
-    def broken_off(output, y):
+    def broken_off(task, output, y):
         raise KeyboardInterrupt
 
     expected = call()
     with monkeypatch.context() as patch:
-        patch.setattr(dpsgd, "example_loss", broken_off)
+        patch.setattr(Task, "__call__", broken_off)
         with pytest.raises(KeyboardInterrupt):
             call()
     np.testing.assert_array_equal(call(), expected)

@@ -23,6 +23,7 @@ from coterie.models import ModelError
 from coterie.server import ConfigError, RunConfig
 from coterie.server.personal_models import check_personal
 from coterie.server.planning import about
+from coterie.tasks import task_of
 from coterie.wire.messages import Layout, pack_models
 
 CONFIG = RunConfig({"clients": 20, "seed": 3, "groups": "1", "shift": "none", "classes-per-client": 2})
@@ -291,16 +292,16 @@ class _Softmax(nn.Module):
 @pytest.mark.parametrize(
     ("network", "method", "classes", "text"),
     [
-        (networks.build("regression", (2,), 0), "prior", False, "targets are real numbers"),
-        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "last-layer", True, "is Conv2d"),
-        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "mixture", True, "is Conv2d"),
-        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "prior", True, "whose last layer is linear"),
-        (nn.Sequential(nn.Linear(4, 3, bias=False)), "prior", True, "moves the bias"),
+        (networks.build("regression", (2,), 0), "prior", 0, "the task is regression"),
+        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "last-layer", 3, "is Conv2d"),
+        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "mixture", 3, "is Conv2d"),
+        (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), "prior", 3, "whose last layer is linear"),
+        (nn.Sequential(nn.Linear(4, 3, bias=False)), "prior", 3, "moves the bias"),
     ],
 )
 def test_networks_that_cannot_be_personalised_are_refused_in_one_line(network, method, classes, text):
     with pytest.raises(ModelError, match=text) as raised:
-        networks.check_personal(network, method, classes=classes)
+        networks.check_personal(network, method, task_of(classes))
     assert "\n" not in str(raised.value)
     assert "set personalize to" in str(raised.value)
 

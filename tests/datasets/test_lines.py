@@ -54,7 +54,7 @@ def test_lines_are_well_separated():
         ("digits", "lines", "4", "shift 'lines' requires points with real targets"),
         ("lines-easy", "rotation", "4", r"'rotation' requires images, not examples of shape \(1,\)"),
         ("lines-easy", "rotation-90", "1", "'rotation-90' requires images"),
-        ("lines-hard", "label-shift", "4", "'label-shift' requires labels, but these data have real targets"),
+        ("lines-hard", "label-shift", "4", "'label-shift' requires labels of classes"),
         ("lines-hard", "label-permutation", "4", "'label-permutation' requires labels"),
     ],
 )

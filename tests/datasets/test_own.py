@@ -10,6 +10,7 @@ from PIL import Image
 
 from coterie.datasets import DataError, Declared, Facts, describe, facts, own_federation, own_shard
 from coterie.models import features
+from coterie.tasks import task_of
 
 SHAPE = (1, 6, 5)
 
@@ -419,9 +420,9 @@ def test_labels_are_no_targets_and_pictures_no_vectors(tmp_path):
 
 
 def test_what_is_public_of_a_data_set():
-    assert facts("own", "1x28x28", 10) == Facts("images", (1, 28, 28), 10)
-    assert facts("own", "16", 0) == Facts("vectors", (16,), 0)
-    assert facts("digits", "", "none") == Facts("images", (1, 8, 8), 10)
+    assert facts("own", "1x28x28", 10) == Facts("images", (1, 28, 28), task_of(10))
+    assert facts("own", "16", 0) == Facts("vectors", (16,), task_of(0))
+    assert facts("digits", "", "none") == Facts("images", (1, 8, 8), task_of(10))
     assert facts("shakespeare", "", "none").kind == "tokens"  # without its files
     for wrong in ("", "28x28", "1x28x", "1x0x28", "-16", "1,28,28"):
         with pytest.raises(DataError, match=f"input-shape = '{wrong}': must be"):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately
-from coterie.client.training_plugins import example_loss
 from coterie.datasets import (
     DataError,
     SchemaError,
@@ -27,6 +26,7 @@ from coterie.datasets import (
 )
 from coterie.datasets.tables import repeated_names, rows_held_out
 from coterie.models import ModelError
+from coterie.tasks import AUTO, task_of
 from coterie.wire.messages import Layout
 
 FEATURES = 20
@@ -207,7 +207,7 @@ def test_a_patient_contributes_its_mean_gradient_clipped_once(outputs):
     for unit in range(7):
         rows = np.flatnonzero(shard.units.of_record == unit)[:2]  # the first two records
         net.zero_grad()
-        example_loss(net(torch.tensor(x[rows])), torch.tensor(y[rows])).mean().backward()
+        AUTO(net(torch.tensor(x[rows])), torch.tensor(y[rows])).mean().backward()
         gradient = torch.cat([p.grad.flatten() for p in net.parameters()]).double()
         expected = expected - gradient / max(float(gradient.norm()), 0.5)
     assert moved(net, shard, units=7) == pytest.approx(expected.numpy(), abs=1e-5)
@@ -252,8 +252,8 @@ def test_losses_of_a_patient_are_one_number():
 
 def test_networks_without_gradients_of_patients_are_refused():
     with pytest.raises(ModelError, match="unit by unit"):
-        check_supported(nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train(), (4,), 2, "vectors", units=True)
-    check_supported(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (4,), 2, "vectors", units=True)
+        check_supported(nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train(), (4,), task_of(2), "vectors", units=True)
+    check_supported(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (4,), task_of(2), "vectors", units=True)
 
 
 # ---- runs -------------------------------------------------------------------------------------------------

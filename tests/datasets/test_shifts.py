@@ -103,7 +103,7 @@ def test_lines_are_added_to_the_targets():
     [
         ("rotation", {"x": np.zeros((6, 4), np.int64)}, r"'rotation' requires images, not examples of shape \(4,\)"),
         ("rotation-90", {"x": np.zeros((6, 4), np.float32)}, "'rotation-90' requires images"),
-        ("label-shift", {"num_classes": 0}, "'label-shift' requires labels, but these data have real targets"),
+        ("label-shift", {"num_classes": 0}, "'label-shift' requires labels of classes"),
         ("label-permutation", {"num_classes": 0}, "'label-permutation' requires labels"),
         ("lines", {}, r"'lines' requires points with real targets, .* not examples of shape \(2, 9, 9\) in 10 classes"),
         ("lines", {"x": np.zeros((6, 2), np.float32), "num_classes": 0}, r"'lines' .* of shape \(2,\) in 0 classes"),

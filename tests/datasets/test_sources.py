@@ -170,5 +170,6 @@ def test_importing_the_room_imports_neither_torch_nor_our_other_rooms():
         "files",
         "plugins",
         "settings",
+        "tasks",
     }
     assert not {"torch", "torchvision"} & set(done.stdout.split())

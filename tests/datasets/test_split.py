@@ -369,7 +369,7 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         ),
         (
             {"dataset": "lines-easy", "shift": "lines", "classes_per_client": 1},
-            "classes_per_client requires labels, but lines-easy has real targets; set it to 0",
+            "classes_per_client requires classes, but lines-easy has real targets; set it to 0",
         ),
         (
             {"classes_per_client": 10, "samples_per_client": 100},
@@ -386,7 +386,7 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         ({"non_iid_level": 0, "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
         (
             {"dataset": "lines-easy", "shift": "lines", "non_iid_level": 0},
-            "non_iid_level requires labels, but lines-easy has real targets; set it to -1",
+            "non_iid_level requires classes, but lines-easy has real targets; set it to -1",
         ),
         ({"validation_clients": 3}, "validation-clients: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
         (

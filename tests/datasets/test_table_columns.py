@@ -7,6 +7,7 @@ from coterie.datasets import DataError, Declared, Facts, describe, facts, local_
 from coterie.datasets.own import first_columns
 from coterie.datasets.tables import columns_text, parse_columns
 from coterie.server import ConfigError, RunConfig
+from coterie.tasks import task_of
 
 NAMES = ("age", "chol", "bmi")
 KNOWN = facts("own", "3", 2, columns="age,chol,bmi")
@@ -140,7 +141,7 @@ def test_what_the_owner_declares_counts():
     assert str(Declared.of(None, "3", 2, None, "a,b,c")) == "examples of 3 with 2 classes and columns a,b,c"
     with pytest.raises(DataError, match="columns = 'a,b' names 2 features, but input-shape is 3 numbers"):
         Declared.of(None, "3", 2, None, "a,b")
-    assert Facts("images", (1, 2, 2), 2) == Facts("images", (1, 2, 2), 2)
+    assert Facts("images", (1, 2, 2), task_of(2)) == Facts("images", (1, 2, 2), task_of(2))
 
 
 def test_names_as_text():

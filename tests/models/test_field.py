@@ -40,6 +40,7 @@ from coterie.models import (
     without_batch_norm,
 )
 from coterie.server.checkpoints import constants_content
+from coterie.tasks import task_of
 from coterie.wire import trainable_arrays
 from coterie.wire.messages import Layout, unpack_models
 
@@ -376,11 +377,11 @@ def test_it_trains_at_record_level_or_is_refused(own):
     rngs = [np.random.default_rng(i) for i in range(2)]
     if refusal is not None:
         with pytest.raises(ModelError, match=refusal) as caught:
-            check_supported(network, shape, CLASSES, kind)
+            check_supported(network, shape, task_of(CLASSES), kind)
         assert "\n" not in str(caught.value)
         return
     before = fingerprint(constants(network))
-    check_supported(network, shape, CLASSES, kind)
+    check_supported(network, shape, task_of(CLASSES), kind)
     data = shards(kind, shape)
     updates = train_privately(network, layout, start, data, rngs, rngs, [settings] * 2, batched=True)
     norms = np.linalg.norm(updates.astype(np.float64), axis=1)
