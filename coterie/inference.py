@@ -156,7 +156,8 @@ class TrainedModels(Sequence[nn.Module]):
     @property
     def task(self) -> Task:
         """What the models predict."""
-        return self.schema.task if self.schema else task_of(self.card.num_classes)
+        task = self.schema.task if self.schema else task_of(self.card.num_classes)
+        return replace(task, weights=self.card.weights or ())
 
     def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:
         """Return the outputs of one model for (n, ...) prepared examples.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from coterie.results import Performance
 
+#: Bounds of a weight in the loss.
+WEIGHTS = (1e-6, 1e6)
 FloatArray = npt.NDArray[np.float64]
 Targets = npt.NDArray[Any]
 Outputs = npt.NDArray[Any]
@@ -24,12 +27,33 @@ Measure = Callable[[FloatArray | None], "Performance"]
 _MAX_COLUMNS = 1000
 
 
+class TaskError(ValueError):
+    """Settings that do not fit the task."""
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Return weights that are separated by commas; an empty text has none.
+
+    Raises:
+        TaskError: one is no number within :data:`WEIGHTS`.
+    """
+    low, high = WEIGHTS
+    try:
+        weights = tuple(map(float, text.split(","))) if text.strip() else ()
+    except ValueError:
+        weights = (math.nan,)
+    if not all(low <= weight <= high for weight in weights):
+        raise TaskError(f"weights {text[:60]!r}: must be numbers from {low:g} to {high:g}, separated by commas")
+    return weights
+
+
 @dataclass(frozen=True)
 class Task:
     """What models predict. A task is the function from outputs and targets to the (n,) losses of records.
 
     Attributes:
         num_outputs: numbers that a network computes for a record, by which it is built; 0: one real number, (n,).
+        weights: public factors of the loss, of each class or of each positive label; empty: 1.
         name: of the task.
         score_name: name of :meth:`score`.
         real: whether targets are real numbers, float32; otherwise they are int64.
@@ -39,6 +63,7 @@ class Task:
     """
 
     num_outputs: int
+    weights: tuple[float, ...] = ()
 
     name: ClassVar[str]
     score_name: ClassVar[str]
@@ -49,6 +74,40 @@ class Task:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Values of the setting ``task`` that mean it."""
+        return (self.name,)
+
+    def weighted(self, class_weights: str, pos_weight: str) -> Task:
+        """Return the task with weights in the loss.
+
+        A weight scales the loss of its records, and at record level their gradients before these are clipped.
+
+        Args:
+            class_weights: of every class, in order, separated by commas; empty: 1.
+            pos_weight: of the second of two classes; empty: 1.
+
+        Raises:
+            TaskError: the task has no such weights, or another number of them.
+        """
+        if not (class_weights or pos_weight):
+            return self
+        key, text = ("class-weights", class_weights) if class_weights else ("pos-weight", pos_weight)
+        weights = self._weights(key, parse_weights(text)) if not (class_weights and pos_weight) else None
+        if weights is None:
+            both = " beside pos-weight: set one of them;" if class_weights and pos_weight else ""
+            raise TaskError(f"{key} = {text[:60]!r}{both}: {self._allowed_weights}")
+        return replace(self, weights=weights)
+
+    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
+        """Return the weights of a setting; None if they do not fit."""
+        return None
+
+    @property
+    def _allowed_weights(self) -> str:
+        return f"{self.name} has no weights; leave it out"
 
     @property
     def num_classes(self) -> int:
@@ -161,13 +220,27 @@ class _MultiClass(Task):
         return f"{self.num_outputs} classes"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return ("multi-class", "binary") if self.num_outputs == 2 else ("multi-class",)
+
+    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
+        weights = (1.0, *given) if key == "pos-weight" and len(given) == 1 and self.num_outputs == 2 else given
+        return weights if len(weights) == self.num_outputs and (key == "class-weights" or len(given) == 1) else None
+
+    @property
+    def _allowed_weights(self) -> str:
+        pos = ", or pos-weight has one" if self.num_outputs == 2 else ""
+        return f"class-weights has one number for each of {self.num_outputs} classes{pos}"
+
+    @property
     def has_softmax_gradient(self) -> bool:
-        return True
+        return not self.weights
 
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs, y, reduction="none")
+        weight = outputs.new_tensor(self.weights) if self.weights else None
+        return cross_entropy(outputs, y, weight, reduction="none")
 
     def marks(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.argmax(dim=1) == y
@@ -315,6 +388,8 @@ class _Auto(Task):
 
 #: The task that the type of targets tells; it has no metrics.
 AUTO = _Auto()
+#: Values of the setting ``task``, beside "auto".
+NAMES = ("multi-class", "binary", "regression")
 _TASKS: tuple[type[Task], ...] = (_Regression, _MultiClass)
 
 
@@ -326,7 +401,7 @@ def task_of(num_classes: int, mean: float = 0.0, scale: float = 1.0) -> Task:
         num_classes: number of classes; 0: real targets.
         mean, scale: a real target is (number in its unit - mean) / scale.
     """
-    return _MultiClass(num_classes) if num_classes else _Regression(0, mean, scale)
+    return _MultiClass(num_classes) if num_classes else _Regression(mean=mean, scale=scale)
 
 
 def of_metrics(scores: Performance) -> type[Task]:

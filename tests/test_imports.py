@@ -25,7 +25,7 @@ ALLOWED = {
     "datasets": {"fields", "files", "plugins", "settings", "tasks"},
     "models": {"fields", "files", "plugins", "settings", "tasks"},
     "clustering": {"models", "plugins", "progress"},
-    "wire": {"datasets", "fields", "models", "privacy"},
+    "wire": {"datasets", "fields", "models", "privacy", "tasks"},
     "flower": {"deploy", "files", "generators", "logs", "privacy", "wire"},
     "rounds": {"fields", "logs", "privacy", "results", "wire"},
     "strategies": {"clustering", "fields", "models", "plugins", "privacy", "rounds", "settings", "wire"},

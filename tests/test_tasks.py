@@ -5,11 +5,19 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
+from coterie import models as networks
+from coterie.client.backend import train
+from coterie.client.dpsgd import DPSGD, check_supported, train_privately
+from coterie.client.ghost import clip_factors
 from coterie.client.sgd import LocalTrainingConfig
+from coterie.datasets import Shard, TestSet
 from coterie.results import Performance
-from coterie.tasks import AUTO, beats_constant, of_metrics, task_of
+from coterie.server.config import RunConfig
+from coterie.settings import ConfigError
+from coterie.tasks import AUTO, TaskError, beats_constant, of_metrics, task_of
+from coterie.wire.messages import Layout
 
-TASKS = [task_of(3), task_of(2), task_of(0), task_of(0, 5.0, 2.0)]
+TASKS = [task_of(3), task_of(2), task_of(2).weighted("", "4"), task_of(0), task_of(0, 5.0, 2.0)]
 
 
 def outputs_of(task, n, seed=0):
@@ -36,6 +44,64 @@ def test_targets_that_match_score_best_and_lose_least(task):
         assert task(better, torch.as_tensor(y)).sum() < task(worse, torch.as_tensor(y)).sum()
         errors = [task.squared_error(one.double().numpy(), y) for one in (better, worse)]
         assert errors[0] < errors[1]
+
+
+def clients(task, sizes=(5, 8), features=4):
+    rng = np.random.default_rng(0)
+    shards = []
+    for i, n in enumerate(sizes):
+        x, y = rng.standard_normal((n, features), np.float32), task.examples(n)
+        shards.append(Shard(i, 0, x, y, TestSet(x, y)))
+    return shards
+
+
+def start_of(task, shards, features=4):
+    network = networks.build("mlp-32", (features,), task.num_outputs)
+    layout = Layout.of(networks.trainable(network))
+    vector = layout.flatten(networks.initialise("mlp-32", (features,), task.num_outputs, 0))
+    return network, layout, np.tile(vector, (len(shards), 1))
+
+
+def gradients(task, network, layout, vector, shard):
+    """The gradient of each record's loss alone."""
+    networks.set_trainable(network, layout.split(vector))
+    parameters = list(networks.trainable(network).values())
+    rows = []
+    for i in range(len(shard.y)):
+        loss = task(network(torch.as_tensor(shard.x[i : i + 1])), torch.as_tensor(shard.y[i : i + 1])).sum()
+        found = torch.autograd.grad(loss, parameters)
+        rows.append(torch.cat([one.flatten() for one in found]).double())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_a_client_takes_steps_of_the_gradient_of_its_task(task, batched):
+    shards = clients(task)
+    network, layout, start = start_of(task, shards)
+    config = LocalTrainingConfig(1, 8, 0.1, task=task)
+    rngs = [np.random.default_rng(i) for i in range(2)]
+    moved = train(network, layout, start, shards, rngs, config, batched=batched)
+    for update, vector, shard in zip(moved, start, shards, strict=True):
+        wanted = -0.1 * gradients(task, network, layout, vector, shard).mean(0).numpy()
+        np.testing.assert_allclose(update, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", [{"batched": True}, {"batched": False}, {"batched": False, "ghost": False}], ids=str)
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_dp_sgd_clips_the_gradient_of_each_record_of_a_task(task, way):
+    """Weights scale a record's gradient before the clip, so that no weight lets a record count for more than c."""
+    shards = clients(task)
+    network, layout, start = start_of(task, shards)
+    check_supported(network, (4,), task, "vectors")
+    settings = [DPSGD(len(shard.y), len(shard.y), 1, 1.0, 0.4, 0.0, task=task) for shard in shards]
+    coins, noises = ([np.random.default_rng(seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    moved = train_privately(network, layout, start, shards, coins, noises, settings, **way)
+    for update, vector, shard in zip(moved, start, shards, strict=True):
+        each = gradients(task, network, layout, vector, shard)
+        factors, _ = clip_factors(each.norm(dim=1), 0.4)
+        assert (each.norm(dim=1) > 0.4).any()
+        np.testing.assert_allclose(update, -(0.4 / len(shard.y)) * (factors @ each).numpy(), atol=1e-5)
 
 
 def test_losses_are_those_of_pytorch():
@@ -67,3 +133,64 @@ def test_equal_tasks_are_one():
     assert task_of(0) != AUTO
     assert task_of(0, 1.0) != task_of(0)
     assert np.isclose(task_of(0, 5.0, 2.0).in_units(np.ones(1)), 7.0)
+
+
+def test_class_weights_scale_losses_and_not_scores():
+    outputs, y = outputs_of(task_of(3), 6), torch.as_tensor(task_of(3).examples(6))
+    weighted = task_of(3).weighted("1, 2,0.5", "")
+    factors = torch.tensor([1.0, 2.0, 0.5])[y]
+    torch.testing.assert_close(weighted(outputs, y), factors * task_of(3)(outputs, y))
+    torch.testing.assert_close(weighted.marks(outputs, y), task_of(3).marks(outputs, y))
+    assert task_of(2).weighted("", "5") == task_of(2).weighted("1,5", "")
+    assert task_of(2).weighted("", "") is task_of(2)
+    assert not weighted.has_softmax_gradient  # the chains' gradient by hand is that of plain cross-entropy
+
+
+@pytest.mark.parametrize(
+    ("classes", "class_weights", "pos_weight", "message"),
+    [
+        (3, "1,2", "", "class-weights = '1,2': class-weights has one number for each of 3 classes"),
+        (3, "", "2", "pos-weight = '2': class-weights has one number for each of 3 classes"),
+        (2, "", "1,2", "or pos-weight has one"),
+        (2, "1,2", "3", "class-weights = '1,2' beside pos-weight: set one of them"),
+        (2, "1,0", "", "must be numbers from 1e-06 to 1e.06, separated by commas"),
+        (2, "1,-3", "", "must be numbers"),
+        (2, "1,nan", "", "must be numbers"),
+        (2, "1,inf", "", "must be numbers"),
+        (2, "one,two", "", "must be numbers"),
+        (2, "1,,2", "", "must be numbers"),
+        (0, "", "2", "regression has no weights; leave it out"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_in_one_line(classes, class_weights, pos_weight, message):
+    with pytest.raises(TaskError, match=message) as raised:
+        task_of(classes).weighted(class_weights, pos_weight)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "binary"}, "task = 'binary': the data have 10 classes, whose task is multi-class; leave it out"),
+        ({"task": "regression"}, "the data have 10 classes"),
+        ({"task": "yes"}, "task = 'yes': must be auto, multi-class, binary, regression"),
+        ({"class-weights": "1,2"}, "class-weights has one number for each of 10 classes"),
+        ({"class-weights": "a"}, "class-weights = 'a': must be numbers such as 1,5"),
+        ({"dataset": "diabetes", "pos-weight": "2"}, "regression has no weights"),
+        ({"strategy": "kfed", "class-weights": ",".join("1" * 10)}, "kfed has no loss of classes; leave them out"),
+    ],
+)
+def test_a_run_refuses_what_does_not_fit_its_task(values, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(values)
+
+
+def test_a_run_states_its_task():
+    assert RunConfig({"task": "multi-class"}).task == task_of(10)
+    assert RunConfig({"dataset": "breast-cancer", "task": "binary"}).task == task_of(2)
+    assert RunConfig({"dataset": "breast-cancer", "pos-weight": "3"}).task.weights == (1.0, 3.0)
+    own = {"dataset": "own", "input-shape": "3", "clients": 4}
+    assert RunConfig({**own, "task": "binary"}).data.num_classes == 2
+    assert RunConfig({**own, "task": "regression"}).training.model == "regression"
+    with pytest.raises(ConfigError, match="task = 'binary'"):
+        RunConfig({**own, "task": "binary", "num-classes": 3})

@@ -27,6 +27,7 @@ from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.logs import printable
 from coterie.plugins import sources
+from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
 from coterie.wire.messages import (
     CENTROIDS,
@@ -189,7 +190,8 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         declared, data = client.declared, config.data
         try:
             asked = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
-        except DataError as error:
+            asked.task.weighted(config.training.class_weights, config.training.pos_weight)
+        except (DataError, TaskError) as error:
             raise ClientError(f"{who}: {error}") from None
         other_columns = declared.columns != () and asked.columns != declared.columns
         if other_columns or (asked.shape, asked.task, asked.fingerprint) != (

@@ -27,7 +27,7 @@ from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Sha
 from coterie.datasets.settings import DataSettings
 from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
-from coterie.tasks import Task
+from coterie.tasks import Task, TaskError
 from coterie.wire import ClientConfig, Request, RequestError, TrainRequest, read_request
 from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
 from coterie.wire.requests import parse_plans
@@ -178,10 +178,18 @@ class Cohort:  # large: what handlers read of a message, each computed once
         """The network, shape of an example, number of outputs."""
         return self.config.training.network, self.federation.input_shape, self.task.num_outputs
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """What the run predicts."""
-        return self.federation.task
+        """What the run predicts, with the weights of its loss.
+
+        Raises:
+            RequestError: the weights do not fit the data.
+        """
+        training = self.config.training
+        try:
+            return self.federation.task.weighted(training.class_weights, training.pos_weight)
+        except TaskError as error:
+            raise RequestError(str(error)) from None
 
     @cached_property
     def local_training(self) -> LocalTrainingConfig:

@@ -10,6 +10,7 @@ from coterie.datasets.own import OWN_DATA
 from coterie.datasets.partition import Partition
 from coterie.fields import MAX_SCHEMA
 from coterie.settings import Settings, setting
+from coterie.tasks import NAMES
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class DataFiles(Settings):
     )
     num_classes: int | None = setting(
         None, "own: public number of classes; 0: real targets", at_least=0, at_most=1_000_000, client=True
+    )
+    task: str = setting(
+        "auto", "what models predict; auto: as the table-schema or the data set says", choices=("auto", *NAMES)
     )
     table_schema: str = setting(
         "",

@@ -14,6 +14,7 @@ from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
 from coterie.models.spec import NetworkSpec
 from coterie.settings import Settings, setting
+from coterie.tasks import TaskError, parse_weights
 
 _BY_DP_SGD = (
     "at record level clients train by DP-SGD, whose steps (optimizer = sgd, adam or adamw), and the loss whose "
@@ -30,6 +31,18 @@ NOT_AT_RECORD_LEVEL = dict.fromkeys(("optimizer", "scheduler", "loss", "trainer"
 OPTIMIZERS = ("sgd", "adam", "adamw")
 # The training loop that takes steps of an optimizer by a scheduler.
 _OWN_LOOP = ("training.trainer", ("default",))
+
+
+# The loss that weights scale.
+_OWN_LOSS = ("training.loss", ("default",))
+
+
+def _are_weights(text: str) -> bool:
+    try:
+        parse_weights(text)
+    except TaskError:
+        return False
+    return True
 
 
 def _is_adapters(text: str) -> bool:
@@ -108,6 +121,24 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         custom="loss",
         client=True,
         tuned=True,
+    )
+    class_weights: str = setting(
+        "",
+        "weight of each class in the loss, in order; from public numbers, as shares of labels would reveal records",
+        allowed="numbers such as 1,5",
+        check=_are_weights,
+        client=True,
+        tuned=True,
+        only=_OWN_LOSS,
+    )
+    pos_weight: str = setting(
+        "",
+        "weight of the second of two classes in the loss; from public numbers",
+        allowed="a number such as 5",
+        check=_are_weights,
+        client=True,
+        tuned=True,
+        only=_OWN_LOSS,
     )
     trainer: str = setting(
         "default",

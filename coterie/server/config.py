@@ -42,6 +42,7 @@ from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, S
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
 from coterie.strategies.settings import AggregationSettings
+from coterie.tasks import Task, TaskError
 from coterie.wire import ClientConfig
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = str(explicit.get(_SCHEMA, "")).strip()
     if not given:
-        return dict(explicit)
+        classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
+        known = classes is None or explicit.get("data.dataset") != OWN_DATA
+        return dict(explicit) if known else {"data.num-classes": classes, **explicit}
     try:
         schema = TableSchema.parse(given) if given.startswith("{") else TableSchema.load(Path(given))
     except DataError as error:
@@ -405,6 +408,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return facts(
             data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema, data.columns
         )
+
+    @cached_property
+    def task(self) -> Task:
+        """What models predict, with the weights of its loss."""
+        try:
+            return self.facts.task.weighted(self.training.class_weights, self.training.pos_weight)
+        except TaskError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def units(self) -> str | None:
@@ -652,6 +663,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
                     "increase clients"
                 )
             self._check_participation()
+            self._check_task()
             self._check_evaluation()
             if self.privacy.budget_file:
                 self._check_shared_budget()
@@ -742,6 +754,18 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
                 f"personalize = {personalize!r}: deployed clients report the accuracy of their own models only under "
                 "noise (evaluate = private); set it to none here, and personalize in the clients' node configurations"
             )
+
+    def _check_task(self) -> None:
+        asked, weights = self.data.task, self.training.class_weights or self.training.pos_weight
+        if asked != AUTO and asked not in self.facts.task.names:
+            found = self.facts.task
+            raise ConfigError(f"task = {asked!r}: the data have {found}, whose task is {found.name}; leave it out")
+        if weights and self.method.produces == "labels":
+            raise ConfigError(
+                f"class-weights and pos-weight: {self.method.name} has no loss of classes; leave them out"
+            )
+        if weights:
+            _ = self.task
 
     def _check_evaluation(self) -> None:
         sampled = self.evaluation.evaluate_clients

@@ -31,6 +31,6 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
             "it to none"
         )
     try:
-        networks.check_personal(network, method, config.facts.task, additive=sent.size > whole.size)
+        networks.check_personal(network, method, config.task, additive=sent.size > whole.size)
     except ModelError as error:
         raise ConfigError(str(error)) from None

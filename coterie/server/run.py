@@ -168,6 +168,7 @@ def _card(
         kind=facts.kind,
         shape=facts.shape,
         num_classes=facts.task.num_outputs,
+        weights=config.task.weights or None,
         cluster=0,
         clusters=models if of_records is None else config.run.clusters,
         additive=request.additive,
@@ -285,7 +286,7 @@ def _check_network(config: RunConfig) -> None:
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
         network, shape = networks.build(model, *config.examples), config.examples[0]
-        check_supported(network, shape, config.facts.task, kind, config.units is not None)
+        check_supported(network, shape, config.task, kind, config.units is not None)
 
 
 def _check_plugins(config: RunConfig) -> None:
@@ -297,10 +298,10 @@ def _check_plugins(config: RunConfig) -> None:
 
     shape, classes = config.examples
     plugins = TrainingPlugins.of(config.training)
-    plugins.check(config.facts.task)
+    plugins.check(config.task)
     if (trainer := plugins.trainer_class) is not None:
         network = networks.build(config.training.model, shape, classes)
-        examples = random_examples(shape, config.facts.task, config.facts.kind)
+        examples = random_examples(shape, config.task, config.facts.kind)
         check_trainer(trainer, f"trainer '{plugins.trainer}'", network, *examples)
 
 

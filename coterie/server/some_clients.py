@@ -62,6 +62,6 @@ class SomeClients:
                 local.lr,
                 torch_device(local.device),
                 plugins=TrainingPlugins.of(local),
-                task=config.facts.task,
+                task=config.task,
             ),
         )

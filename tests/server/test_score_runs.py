@@ -93,7 +93,10 @@ def test_further_rounds_end_with_a_further_histogram(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"dataset": "digits"}, r"score-share = 0\.05: the task is to predict 10 classes, not two classes; set score-share to 0 or auto"),
+        (
+            {"dataset": "digits"},
+            r"score-share = 0\.05: the task is to predict 10 classes, not two classes; set score-share to 0 or auto",
+        ),
         ({"dataset": "diabetes"}, "the task is to predict real targets"),
         ({"evaluate": "diagnostic"}, "releases none; set it to private"),
         ({"evaluate": "off"}, "releases none; set it to private"),
