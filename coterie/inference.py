@@ -37,7 +37,7 @@ from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, Performance, read_config
 from coterie.settings import ConfigError, flat
-from coterie.tasks import Measure, Task, task_of
+from coterie.tasks import Measure, Task, named_task
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
@@ -156,7 +156,7 @@ class TrainedModels(Sequence[nn.Module]):
     @property
     def task(self) -> Task:
         """What the models predict."""
-        task = self.schema.task if self.schema else task_of(self.card.num_classes)
+        task = self.schema.task if self.schema else named_task(self.card.task or "auto", self.card.num_classes)
         return replace(task, weights=self.card.weights or ())
 
     def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:

@@ -102,7 +102,56 @@ def of_classes(
         )
 
 
-def _of_two(labels: Labels, scores: FloatArray, weights: FloatArray, recalls: FloatArray) -> dict[str, float]:
+def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = None) -> Performance:
+    """Return the metrics of several labels, each with two values; those of single numbers are means over labels.
+
+    The baseline has the share of each label for every record.
+
+    Args:
+        truth: (n, l) labels, 0 or 1.
+        shares: (n, l) probabilities.
+        weights: (n,) of the records; None: 1.
+
+    Examples:
+        >>> metrics = of_labels(np.array([[0, 1], [1, 1]]), np.array([[0.2, 0.9], [0.6, 0.8]]))
+        >>> metrics.label_roc_auc, metrics.pooled_accuracy, metrics.baseline_accuracy
+        ((1.0, nan), 1.0, 0.75)
+    """
+    weights = np.ones(len(truth)) if weights is None else weights
+    rates, found = np.average(truth, axis=0, weights=weights), shares >= 0.5
+    both = (rates > 0) & (rates < 1)
+    with _trusted():
+        areas, precisions = (
+            np.array(
+                [
+                    score(truth[:, j], shares[:, j], sample_weight=weights) if both[j] else np.nan
+                    for j in range(len(rates))
+                ]
+            )
+            for score in (roc_auc_score, average_precision_score)
+        )
+        hits = weights @ (found & (truth > 0))
+        f1 = 2 * hits / np.maximum(weights @ (found + truth), 1e-300)
+        clipped = np.clip(shares, 1e-12, 1 - 1e-12)
+        nats = -np.where(truth > 0, np.log(clipped), np.log1p(-clipped))
+    return Performance(
+        pooled_accuracy=float(np.average((found == truth).mean(axis=1), weights=weights)),
+        baseline_accuracy=float(np.maximum(rates, 1 - rates).mean()),
+        macro_f1=float(f1.mean()),
+        roc_auc=float(areas[both].mean()) if both.any() else None,
+        average_precision=float(precisions[both].mean()) if both.any() else None,
+        baseline_precision=float(rates[both].mean()) if both.any() else None,
+        log_loss=float(np.average(nats.mean(axis=1), weights=weights)),
+        brier=float(np.average(((shares - truth) ** 2).mean(axis=1), weights=weights)),
+        baseline_brier=float((rates * (1 - rates)).mean()),
+        label_rate=tuple(rates.tolist()),
+        label_roc_auc=tuple(areas.tolist()),
+        label_average_precision=tuple(precisions.tolist()),
+        label_f1=tuple(f1.tolist()),
+    )
+
+
+def _of_two(labels: Labels, scores: FloatArray, weights: FloatArray, recalls: FloatArray) -> dict[str, Any]:
     """Return the metrics of a positive class, as far as the labels define them."""
     curve = calibration(labels, scores, weights)
     metrics = {"calibration_error": float(np.average(abs(curve[:, 0] - curve[:, 1]), weights=curve[:, 2]))}

@@ -109,6 +109,9 @@ class Performance(Record):  # large: one field per metric
         sensitivity, specificity: recall of the positive and of the negative class.
         sensitivity_at_90: largest sensitivity at a specificity of at least 90 %.
         class_recall: recall of each class; None for a class that does not occur.
+        baseline_precision: average precision of constant predictions of several labels.
+        label_rate: share of records that have each label; only of several labels.
+        label_roc_auc, label_average_precision, label_f1: of each label; None where all records have it, or none has.
         rmse, mae: root mean squared and mean absolute error, in the unit of the target.
         r2: coefficient of determination; 0 for the mean of the targets.
         baseline_rmse, baseline_mae: errors of the mean of the targets.
@@ -128,6 +131,11 @@ class Performance(Record):  # large: one field per metric
     specificity: float | None = None
     sensitivity_at_90: float | None = None
     class_recall: tuple[float | None, ...] | None = None
+    baseline_precision: float | None = None
+    label_rate: tuple[float | None, ...] | None = None
+    label_roc_auc: tuple[float | None, ...] | None = None
+    label_average_precision: tuple[float | None, ...] | None = None
+    label_f1: tuple[float | None, ...] | None = None
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from coterie.results import Performance
 
+#: Labels of a record, at most: its target is exact in float32.
+MAX_LABELS = 20
+# Targets, at most, that have names.
+_MAX_NAMES = 4096
 #: Bounds of a weight in the loss.
 WEIGHTS = (1e-6, 1e6)
 FloatArray = npt.NDArray[np.float64]
@@ -48,7 +52,7 @@ def parse_weights(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task:  # large: what each of its users asks
     """What models predict. A task is the function from outputs and targets to the (n,) losses of records.
 
     Attributes:
@@ -58,6 +62,7 @@ class Task:
         score_name: name of :meth:`score`.
         real: whether targets are real numbers, float32; otherwise they are int64.
         has_classes: whether each record has one of several classes.
+        counted: what :meth:`counts` counts.
         marker: a metric that tells the task of :class:`~coterie.results.Performance`.
         constant: a metric, that of the best constant prediction, and whether less of it is better.
     """
@@ -69,6 +74,7 @@ class Task:
     score_name: ClassVar[str]
     real: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False
+    counted: ClassVar[str] = "classes"
     marker: ClassVar[str]
     constant: ClassVar[tuple[str, str, bool]]
 
@@ -80,6 +86,11 @@ class Task:
         """Values of the setting ``task`` that mean it."""
         return (self.name,)
 
+    @property
+    def given_name(self) -> str | None:
+        """The name of a task that the number of outputs does not tell; None: it does."""
+        return None if task_of(self.num_outputs).name == self.name else self.name
+
     def weighted(self, class_weights: str, pos_weight: str) -> Task:
         """Return the task with weights in the loss.
 
@@ -87,7 +98,7 @@ class Task:
 
         Args:
             class_weights: of every class, in order, separated by commas; empty: 1.
-            pos_weight: of the second of two classes; empty: 1.
+            pos_weight: of the second of two classes, or of positive labels, of all or of each; empty: 1.
 
         Raises:
             TaskError: the task has no such weights, or another number of them.
@@ -197,6 +208,18 @@ class Task:
         """Return in words how well (n, ...) outputs agree with (n,) targets of a file."""
         raise NotImplementedError
 
+    def encoded(self, cells: FloatArray) -> FloatArray:
+        """Return the (n,) targets of (n, c) numbers of the columns of a table that hold them."""
+        return cells[:, 0]
+
+    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
+        """Return the number of records by name of a class, or of what records have otherwise; empty for numbers."""
+        return {}
+
+    def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return a name of every target, given those of classes or labels; empty if there are too many."""
+        return tuple(names)
+
     def examples(self, n: int) -> npt.NDArray[Any]:
         """Return (n,) made-up targets that differ, for checks."""
         raise NotImplementedError
@@ -291,6 +314,9 @@ class _MultiClass(Task):
             f"{where}, where the most frequent class has {np.bincount(y).max() / len(y):.2%}"
         )
 
+    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
+        return dict(zip(names, np.bincount(y.astype(np.int64), minlength=self.num_outputs).tolist(), strict=True))
+
     def examples(self, n: int) -> npt.NDArray[Any]:
         return np.arange(n) % self.num_outputs
 
@@ -366,6 +392,102 @@ class _Regression(Task):
 
 
 @dataclass(frozen=True)
+class _MultiLabel(Task):
+    """Each record has some of several labels: mean of binary cross-entropies. Bit l of a target is label l."""
+
+    name = "multi-label"
+    score_name = "Accuracy of labels"
+    counted = "labels"
+    marker = "label_rate"
+    constant = ("brier", "baseline_brier", True)
+
+    def __str__(self) -> str:
+        return f"{self.num_outputs} labels"
+
+    @property
+    def num_targets(self) -> int:
+        return 1 << self.num_outputs
+
+    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
+        weights = given * self.num_outputs if len(given) == 1 else given
+        return weights if key == "pos-weight" and len(weights) == self.num_outputs else None
+
+    @property
+    def _allowed_weights(self) -> str:
+        return f"pos-weight has one number, or one for each of {self.num_outputs} labels"
+
+    def bits(self, y: Targets) -> npt.NDArray[np.int64]:
+        """Return (n, l) labels, 0 or 1, of (n,) targets."""
+        return np.asarray(y.astype(np.int64)[:, None] >> np.arange(self.num_outputs) & 1)
+
+    def _bits(self, y: Tensor, like: Tensor) -> Tensor:
+        return (y[..., None] >> like.new_tensor(range(self.num_outputs), dtype=y.dtype) & 1).to(like.dtype)
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        weight = outputs.new_tensor(self.weights) if self.weights else None
+        bits = self._bits(y, outputs)
+        return binary_cross_entropy_with_logits(outputs, bits, pos_weight=weight, reduction="none").mean(dim=-1)
+
+    def marks(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return ((outputs > 0) == self._bits(y, outputs).bool()).float().mean(dim=1)
+
+    def score(self, marks: FloatArray, y: Targets) -> float:
+        return float(marks.mean())
+
+    def squared_error(self, outputs: FloatArray, y: Targets) -> float:
+        return float(((_sigmoid(outputs) - self.bits(y)) ** 2).mean())
+
+    def measure(
+        self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
+    ) -> Measure:
+        from coterie.performance import of_labels
+
+        return partial(of_labels, self.bits(y), _sigmoid(outputs))
+
+    def predicted(self, outputs: Outputs) -> npt.NDArray[Any]:
+        return (outputs > 0).astype(np.int64)
+
+    def columns(
+        self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
+    ) -> dict[str, list[str]]:
+        each = {
+            f"prediction_{name}": [*map(str, found)] for name, found in zip(names, (outputs > 0).T * 1, strict=True)
+        }
+        shares = zip(names, _sigmoid(outputs).T, strict=True)
+        return {**each, **{f"probability_{name}": _decimals(share) for name, share in shares}}
+
+    def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
+        bits = self.bits(y)
+        rates = bits.mean(axis=0)
+        return (
+            f"{np.mean((outputs > 0) == bits):.2%} of the predicted labels agree with those of {where}, where the more "
+            f"frequent value of each label has {np.maximum(rates, 1 - rates).mean():.2%}"
+        )
+
+    def encoded(self, cells: FloatArray) -> FloatArray:
+        return np.asarray(cells @ 2.0 ** np.arange(self.num_outputs))
+
+    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
+        return dict(zip(names, self.bits(y).sum(axis=0).tolist(), strict=True))
+
+    def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        if self.num_targets > _MAX_NAMES:
+            return ()
+        of = (self.bits(np.arange(self.num_targets)) > 0).tolist()
+        return tuple(" + ".join(name for name, has in zip(names, row, strict=True) if has) or "none" for row in of)
+
+    def examples(self, n: int) -> npt.NDArray[Any]:
+        return np.random.default_rng(1).permutation(max(n, self.num_targets))[:n] % self.num_targets
+
+    def right_outputs(self, y: Tensor) -> Tensor:
+        import torch
+
+        return 8 * self._bits(y, torch.zeros(())) - 4
+
+
+@dataclass(frozen=True)
 class _Auto(Task):
     """The task that the type of targets tells: real numbers, or classes."""
 
@@ -389,8 +511,8 @@ class _Auto(Task):
 #: The task that the type of targets tells; it has no metrics.
 AUTO = _Auto()
 #: Values of the setting ``task``, beside "auto".
-NAMES = ("multi-class", "binary", "regression")
-_TASKS: tuple[type[Task], ...] = (_Regression, _MultiClass)
+NAMES = ("multi-class", "binary", "multi-label", "regression")
+_TASKS: tuple[type[Task], ...] = (_Regression, _MultiLabel, _MultiClass)
 
 
 @cache
@@ -402,6 +524,42 @@ def task_of(num_classes: int, mean: float = 0.0, scale: float = 1.0) -> Task:
         mean, scale: a real target is (number in its unit - mean) / scale.
     """
     return _MultiClass(num_classes) if num_classes else _Regression(mean=mean, scale=scale)
+
+
+@cache
+def multi_label(num_labels: int) -> Task:
+    """Return the task of data with several labels, 2 to :data:`MAX_LABELS`, any of which a record may have."""
+    if not 2 <= num_labels <= MAX_LABELS:
+        raise TaskError(f"a multi-label task has 2 to {MAX_LABELS} labels, not {num_labels}")
+    return _MultiLabel(num_labels)
+
+
+def named_task(name: str, num_outputs: int) -> Task:
+    """Return a task by its name, or by "auto" that of :func:`task_of`.
+
+    Raises:
+        TaskError: there is no such task, or it does not have this number of outputs.
+    """
+    task = multi_label(num_outputs) if name == "multi-label" else task_of(num_outputs)
+    if name not in ("auto", *task.names):
+        raise TaskError(f"task {name[:60]!r}: {num_outputs} outputs are those of {task.name}")
+    return task
+
+
+def encode_labels(bits: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return (n,) targets of a multi-label task, given (n, l) labels.
+
+    Raises:
+        TaskError: a label is not 0 or 1.
+
+    Examples:
+        >>> encode_labels(np.array([[0, 0, 0], [1, 0, 1]]))
+        array([0, 5])
+    """
+    task = multi_label(bits.shape[1])
+    if not np.isin(bits, (0, 1)).all():
+        raise TaskError(f"a label is {bits[~np.isin(bits, (0, 1))][0]}; labels must be 0 or 1")
+    return task.encoded(bits.astype(np.float64)).astype(np.int64)
 
 
 def of_metrics(scores: Performance) -> type[Task]:
@@ -420,6 +578,11 @@ def beats_constant(scores: Performance) -> bool | None:
 
 def _decimals(values: FloatArray) -> list[str]:
     return [f"{value:.6f}" for value in values.tolist()]
+
+
+def _sigmoid(outputs: Outputs) -> FloatArray:
+    halves = np.tanh(outputs.astype(np.float64) / 2)
+    return np.asarray((1 + halves) / 2)
 
 
 def is_real(y: Targets) -> bool:

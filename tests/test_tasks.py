@@ -14,10 +14,18 @@ from coterie.datasets import Shard, TestSet
 from coterie.results import Performance
 from coterie.server.config import RunConfig
 from coterie.settings import ConfigError
-from coterie.tasks import AUTO, TaskError, beats_constant, of_metrics, task_of
+from coterie.tasks import AUTO, TaskError, beats_constant, multi_label, of_metrics, task_of
 from coterie.wire.messages import Layout
 
-TASKS = [task_of(3), task_of(2), task_of(2).weighted("", "4"), task_of(0), task_of(0, 5.0, 2.0)]
+TASKS = [
+    task_of(3),
+    task_of(2),
+    task_of(2).weighted("", "4"),
+    multi_label(3),
+    multi_label(4).weighted("", "1,2,3,4"),
+    task_of(0),
+    task_of(0, 5.0, 2.0),
+]
 
 
 def outputs_of(task, n, seed=0):
@@ -173,7 +181,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(classes, class_weights,
     [
         ({"task": "binary"}, "task = 'binary': the data have 10 classes, whose task is multi-class; leave it out"),
         ({"task": "regression"}, "the data have 10 classes"),
-        ({"task": "yes"}, "task = 'yes': must be auto, multi-class, binary, regression"),
+        ({"task": "yes"}, "task = 'yes': must be auto, multi-class, binary"),
         ({"class-weights": "1,2"}, "class-weights has one number for each of 10 classes"),
         ({"class-weights": "a"}, "class-weights = 'a': must be numbers such as 1,5"),
         ({"dataset": "diabetes", "pos-weight": "2"}, "regression has no weights"),

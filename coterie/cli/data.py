@@ -145,7 +145,7 @@ def _unequal_losses(tables: dict[Path, Table], schema: TableSchema, left_out: Le
 
     kept: Counter[str] = Counter()
     for table in tables.values():
-        kept.update(_report(table, schema)["classes"])
+        kept.update(_report(table, schema).get("classes", {}))
     return unequal_losses(kept, left_out.classes)
 
 
@@ -193,8 +193,8 @@ def _print_text(
         report = _report(table, schema)
         usable = f"{table.records:,} records, {len(table.y):,} of them usable"
         lines.append(f"{path}: {usable}; {schema.num_features} features")
-        if schema.num_classes:
-            lines.append("  classes: " + ", ".join(f"{name} {count:,}" for name, count in report["classes"].items()))
+        if counts := report[schema.task.counted]:
+            lines.append(f"  {schema.task.counted}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
         missing = ", ".join(f"{name} {count:,}" for name, count in report["missing"].items())
         lines.append(f"  missing: {missing or 'none'}")
         if units := report.get("units"):
@@ -209,14 +209,11 @@ def _print_text(
 
 
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
-    import numpy as np
-
-    counts = np.bincount(table.y.astype(int), minlength=schema.num_classes).tolist() if schema.num_classes else []
     return {
         **({"units": _units(table, schema.unit)} if schema.unit else {}),
         "records": table.records,
         "usable": len(table.y),
-        "classes": dict(zip(schema.class_names, counts, strict=True)),
+        schema.task.counted: schema.task.counts(table.y, schema.class_names),
         "missing": table.missing,
         "errors": [_entry(finding) for finding in table.findings if not finding.expected],
         "notes": [_entry(finding) for finding in table.findings if finding.expected],

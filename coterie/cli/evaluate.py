@@ -12,6 +12,8 @@ from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 from coterie.cli.predict import RunFolder, Schema, Site, Trust, choose_cluster
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from coterie.datasets import LocalRecords
     from coterie.inference import TrainedModels
     from coterie.results import Performance
@@ -83,9 +85,19 @@ def evaluate(
     names = _class_names(models, positive)
     print(_headline(records, chosen, metrics, models, positive))
     print_table(console, ["metric", "value", "95 % interval", "constant"], _rows(metrics, limits), right=3)
+    _print_parts(console, metrics, names)
+
+
+def _print_parts(console: Console, metrics: Performance, names: list[str]) -> None:
+    """Print the metrics of each class or label."""
     if metrics.class_recall is not None and len(names) > 1:
         recalls = [[name, _percent(value)] for name, value in zip(names, metrics.class_recall, strict=True)]
         print_table(console, ["class", "recall"], recalls, right=1)
+    if metrics.label_rate is not None:
+        heads, columns = zip(*_OF_LABELS.items(), strict=True)
+        values = zip(names, *(getattr(metrics, column) for column in columns), strict=True)
+        of_labels = [[name, *map(_decimals, found)] for name, *found in values]
+        print_table(console, ["label", *heads], of_labels, right=len(heads))
 
 
 def _read(models: TrainedModels, file: Path, schema: Path | None, patient: str | None, held_out: bool) -> LocalRecords:
@@ -125,6 +137,7 @@ def _rows(metrics: Performance, limits: Intervals) -> list[list[str]]:
         "pooled_accuracy": metrics.baseline_accuracy,
         "balanced_accuracy": None if not metrics.class_recall else 1 / sum(r == r for r in metrics.class_recall),
         "roc_auc": _CHANCE,
+        "average_precision": metrics.baseline_precision,
         "brier": metrics.baseline_brier,
         "rmse": metrics.baseline_rmse,
         "mae": metrics.baseline_mae,
@@ -146,13 +159,19 @@ def _percent(value: float | None) -> str:
 
 
 def _decimals(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None or value != value else f"{value:.3f}"
 
 
 def _digits(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+_OF_LABELS = {
+    "share": "label_rate",
+    "AUC": "label_roc_auc",
+    "average precision": "label_average_precision",
+    "F1": "label_f1",
+}
 _METRICS: dict[str, tuple[str, Any]] = {
     "pooled_accuracy": ("accuracy", _percent),
     "balanced_accuracy": ("balanced accuracy", _percent),

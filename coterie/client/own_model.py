@@ -129,6 +129,7 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         kind=known.kind,
         shape=known.shape,
         num_classes=known.task.num_outputs,
+        task=cohort.task.given_name,
         weights=cohort.task.weights or None,
         cluster=0,
         clusters=1,

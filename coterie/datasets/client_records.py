@@ -95,8 +95,9 @@ def usable_records(
 
     train, test = read(Path(path), shape, schema, columns=columns)
     if schema is not None:
-        train = replace(train, class_names=schema.class_names)
-        test = None if test is None else replace(test, class_names=schema.class_names)
+        names = schema.task.target_names(schema.class_names)
+        train = replace(train, class_names=names)
+        test = None if test is None else replace(test, class_names=names)
     if strict and not len(train.y):
         raise EmptySiteError(_nothing_left(train))
     if strict and (problems := train.problems + (() if test is None or _is_empty(test) else test.problems)):

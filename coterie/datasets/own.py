@@ -499,7 +499,8 @@ def _table_records(path: str | Path, data_facts: Facts, ids: str | None, held_ou
     if data_facts.shape != (schema.num_features,) or data_facts.task != schema.task:
         raise DataError(f"the models expect {data_facts}, but their schema has {schema.num_features} features")
     table = read_table(path, schema, labelled=None, units=held_out)
-    if any(finding.column == schema.label.name and finding.effect == "dropped" for finding in table.findings):
+    targets = {column.name for column in schema.targets}
+    if any(finding.column in targets and finding.effect == "dropped" for finding in table.findings):
         table = read_table(path, schema, labelled=False, units=held_out)
     if table.errors:
         raise DataError(f"{path}: {table.errors[0]}; `coterie data check` lists all errors")

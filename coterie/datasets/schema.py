@@ -4,7 +4,7 @@ A schema is a TOML file (docs/tables.md):
 
     version = 1
 
-    [label]                                  # or [target], of a regression, with the keys of a number
+    [label]                                  # or [target], of a regression, or [labels], of several labels
     column = "diagnosis"
     classes = ["benign", "malignant"]
 
@@ -49,7 +49,7 @@ from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import as_text, composed
 from coterie.fields import FEATURE_RANGE
 from coterie.files import FileError, read_text
-from coterie.tasks import Task, task_of
+from coterie.tasks import MAX_LABELS, Task, multi_label, task_of
 
 #: Characters of a schema, and its numbers of columns and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
@@ -60,6 +60,7 @@ LARGEST = 30.0
 #: Absolute value that features of scaled records hardly exceed.
 TYPICAL = 3.0
 _VERSION = 1
+_BOOLEAN = ("false", "true")
 _MAX_NAME = 200
 _MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 #: End of the name of a file that describes the table of one site beside it.
@@ -191,10 +192,11 @@ class TableSchema:
 
     Attributes:
         label: column of the labels, a category, or of real targets, a number.
-        class_names: a name for every class, in the order of `label.values`; empty for real targets.
+        class_names: a name for every class, in the order of `label.values`, or for every label; empty for real targets.
         columns: columns of the features, in the order of the features.
         ignore: other columns that a file may have; None: any.
         file: how the file is written.
+        more_targets: columns of further labels of a record, whose names are in `class_names`.
         unit: column that names the patient, or another unit, of each record; None: each record is its own.
     """
 
@@ -204,6 +206,7 @@ class TableSchema:
     ignore: tuple[str, ...] | None = ()
     file: FileFormat = FileFormat()
     unit: UnitColumn | None = None
+    more_targets: tuple[Column, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> TableSchema:
@@ -275,15 +278,22 @@ class TableSchema:
     @property
     def contract(self) -> dict[str, Any]:
         """What all sites of a run have in common, as a JSON document."""
+        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
+        columns = [column.to_dict() for column in self.columns]
+        return {"version": _VERSION, **self._contract_of_targets, **unit, "columns": columns}
+
+    @property
+    def _contract_of_targets(self) -> dict[str, Any]:
         label = self.label.to_dict()
+        if self.more_targets:
+            rules = {"missing": self.label.missing, "unknown": self.label.unknown}
+            return {"labels": {"columns": list(self.class_names), **rules}}
         entry = {"column": label["name"], "missing": label["missing"]}
         if self.num_classes:
             entry |= {"classes": label["values"], "names": list(self.class_names), "unknown": label["unknown"]}
         else:
             entry |= {key: label[key] for key in ("mean", "scale", "range", "censored", "unit") if key in label}
-        named = "label" if self.num_classes else "target"
-        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
-        return {"version": _VERSION, named: entry, **unit, "columns": [column.to_dict() for column in self.columns]}
+        return {"label" if self.num_classes else "target": entry}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -292,13 +302,20 @@ class TableSchema:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; 0 for real targets."""
-        return len(self.label.values)
+        """Number of classes; 0 for a task without classes."""
+        return 0 if self.more_targets else len(self.label.values)
 
     @cached_property
     def task(self) -> Task:
         """What models predict."""
+        if self.more_targets:
+            return multi_label(len(self.targets))
         return task_of(self.num_classes, self.label.mean, self.label.scale)
+
+    @property
+    def targets(self) -> tuple[Column, ...]:
+        """Columns of what models predict."""
+        return (self.label, *self.more_targets)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -322,7 +339,7 @@ class TableSchema:
 
     def warnings(self) -> list[str]:
         """Warnings about columns whose declared range is large after scaling, from the schema alone."""
-        large = [column for column in (*self.columns, self.label) if column.reach > LARGEST]
+        large = [column for column in (*self.columns, *self.targets) if column.reach > LARGEST]
         if not large:
             return []
         worst = max(large, key=lambda column: column.reach)
@@ -446,9 +463,14 @@ def _schema(table: _Table) -> TableSchema:
     if version != _VERSION or type(version) is not int:
         problem = "version is missing" if version is None else f"version = {_shown(version)}"
         table.error(f"{problem}; this release reads version = {_VERSION}")
-    if ("label" in table) == ("target" in table):
-        table.error("must have one of [label], for classes, and [target], for real targets")
-    label, names = _label(table.table("label")) if "target" not in table else (_target(table.table("target")), ())
+    kinds = {"label": _label, "target": _target, "labels": _labels}
+    given = [kind for kind in kinds if kind in table]
+    if len(given) != 1:
+        table.error(
+            "must have one of [label], for classes, [target], for real targets, and [labels], for several labels"
+        )
+    kind = given[0] if given else "label"
+    targets, names = kinds[kind](table.table(kind))
     listed = table.get("columns", [])
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_COLUMNS:
         table.error(f"columns must be 1 to {MAX_COLUMNS:,} tables [[columns]]")
@@ -456,7 +478,7 @@ def _schema(table: _Table) -> TableSchema:
     columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
     ignore = _ignored(table, ())
     unit = _unit_column(table.table("unit")) if "unit" in table else None
-    schema = TableSchema(label, names, columns, ignore, unit=unit)
+    schema = TableSchema(targets[0], names, columns, ignore, unit=unit, more_targets=targets[1:])
     schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
     _check_names(schema, table)
@@ -491,7 +513,12 @@ def _title(number: int, column: Any) -> str:
 def _check_names(schema: TableSchema, table: _Table) -> None:
     seen: set[str] = set()
     unit = schema.unit.name if schema.unit else ""
-    named = schema.label.name, unit, *(column.name for column in schema.columns), *(schema.ignore or ())
+    named = (
+        *(column.name for column in schema.targets),
+        unit,
+        *(column.name for column in schema.columns),
+        *(schema.ignore or ()),
+    )
     for name in filter(None, named):
         if name in seen:
             table.error(
@@ -502,23 +529,33 @@ def _check_names(schema: TableSchema, table: _Table) -> None:
         table.error(f"{schema.num_features:,} features; the limit is {MAX_FEATURES:,}")
 
 
-def _label(table: _Table) -> tuple[Column, tuple[str, ...]]:
+def _label(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     name, classes = table.name("column"), table.texts("classes", at_least=2)
     names = table.texts("names", classes)
     if len(names) != len(classes):
         table.error(f"names has {len(names)} entries, but classes has {len(classes)}")
     missing, unknown = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "unknown"))
     table.finish()
-    return Column(name, "category", values=classes, missing=missing, unknown=unknown), names
+    return (Column(name, "category", values=classes, missing=missing, unknown=unknown),), names
 
 
-def _target(table: _Table) -> Column:
+def _labels(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    names = table.texts("columns", ("label 1", "label 2"), at_least=2)
+    if len(names) > MAX_LABELS:
+        table.error(f"columns has {len(names)} entries; the limit is {MAX_LABELS}")
+    missing, unknown = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "unknown"))
+    table.finish()
+    columns = (Column(name, "boolean", values=_BOOLEAN, missing=missing, unknown=unknown) for name in names)
+    return tuple(columns), names
+
+
+def _target(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     name, mean, scale = table.name("column"), table.number("mean", 0.0), table.number("scale", 1.0, positive=True)
     span, missing = table.span("range"), table.choice("missing", ("error", "drop"), "error")
     # A model would learn a limit as if it were a measured target.
     censored, unit = table.choice("censored", ("error", "drop"), "error"), _unit(table)
     table.finish()
-    return Column(name, "number", mean, scale, span, missing=missing, censored=censored, unit=unit)
+    return (Column(name, "number", mean, scale, span, missing=missing, censored=censored, unit=unit),), ()
 
 
 def _column(table: _Table) -> Column:
@@ -551,7 +588,7 @@ def _boolean(table: _Table, name: str) -> Column:
     if missing == "value" and not isinstance(fill, bool):
         table.error(f"missing: value {_shown(fill)} is neither true nor false")
     codes = table.texts("missing-values")
-    return Column(name, "boolean", values=("false", "true"), missing=missing, fill=fill, missing_values=codes)
+    return Column(name, "boolean", values=_BOOLEAN, missing=missing, fill=fill, missing_values=codes)
 
 
 def _category(table: _Table, name: str) -> Column:

@@ -106,7 +106,7 @@ def lines(
     Raises:
         DataError: there are more groups than lines, or the data are not points (n, 1) with real-valued targets.
     """
-    if num_classes or x.shape[1:] != (1,):
+    if num_classes or y.dtype.kind != "f" or x.shape[1:] != (1,):
         raise DataError(
             f"shift 'lines' requires points with real targets, such as dataset 'lines-easy', not examples of shape "
             f"{x.shape[1:]} in {num_classes} classes; use shift 'none'"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.tasks import Task, task_of
+from coterie.tasks import Task, TaskError, named_task
 
 
 class DataError(ValueError):
@@ -31,12 +31,14 @@ class Source:
         train_x, test_x: images (n, C, H, W), float32 in [0, 1], or uint8, which shards scale to [0, 1]; or tokens
             (n, L), int64 in 0..num_classes-1, where the label is the next token; or vectors (n, F), float32.
         train_y, test_y: labels (n,), int64 in 0..num_classes-1; or, without classes, real targets (n,), float32.
-        num_classes: number of classes; 0 for real targets.
+        num_classes: number of classes, or of labels; 0 for real targets.
         reuse: whether every group of clients holds all training examples instead of a part of them (for small data
             sets).
         train_owner, test_owner: int64 (n,) in 0..owners-1, the owner of each row if the data have natural clients.
             Each owner has training and test rows.
         may_be_empty: whether the data set may have no rows.
+        predicts: the task, such as "multi-label", whose targets :func:`coterie.tasks.encode_labels` returns; "auto":
+            classes or real targets.
 
     Raises:
         DataError: an array has a wrong shape or type or a non-finite value, a label or token is out of range, or an
@@ -53,12 +55,17 @@ class Source:
     train_owner: npt.NDArray[np.int64] | None = None
     test_owner: npt.NDArray[np.int64] | None = None
     may_be_empty: bool = False
+    predicts: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.num_classes >= 0:
             raise DataError(
                 f"{self.name}: num_classes is {self.num_classes}; it must be at least 1, or 0 for regression"
             )
+        try:
+            _ = self.task
+        except TaskError as error:
+            raise DataError(f"{self.name}: {error}") from None
         for subset, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check(f"{self.name}: {subset}_x and {subset}_y", x, y)
         if self.train_x.shape[1:] != self.test_x.shape[1:] or self.kind != _kind(self.test_x):
@@ -71,7 +78,7 @@ class Source:
     @property
     def task(self) -> Task:
         """What models of it predict."""
-        return task_of(self.num_classes)
+        return named_task(self.predicts, self.num_classes)
 
     @property
     def kind(self) -> str:
@@ -96,7 +103,7 @@ class Source:
                 f"{self.test_x.dtype}"
             )
         x, y = np.concatenate([self.train_x, self.test_x]), np.concatenate([self.train_y, self.test_y])
-        return Source(self.name, x, y, x, y, self.num_classes)
+        return Source(self.name, x, y, x, y, self.num_classes, predicts=self.predicts)
 
     def _check(self, where: str, x: Any, y: Any) -> None:
         if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):

@@ -70,9 +70,10 @@ class Encoder:
     def __init__(self, schema: TableSchema, labelled: bool, notation: Notation) -> None:
         self.records = 0
         self._schema, self._labelled, self._notation = schema, labelled, notation
-        self._columns = [*schema.columns, *([schema.label] if labelled else [])]
+        self._columns = [*schema.columns, *(schema.targets if labelled else [])]
         widths = [len(column.feature_names) for column in schema.columns]
-        self._starts = np.cumsum([0, *widths])  # first feature of each column; the label comes last
+        ones = [1] * (len(schema.targets) - 1)
+        self._starts = np.cumsum([0, *widths, *ones])  # first feature of each column; targets come last
         self._numeric = [i for i, column in enumerate(self._columns) if column.kind == "number"]
         numbers = [self._columns[i] for i in self._numeric]
         self._mean, self._scale = (np.array([getattr(c, name) for c in numbers]) for name in ("mean", "scale"))
@@ -112,17 +113,18 @@ class Encoder:
             return
         if chunk.damaged:
             self._drop_damaged()
-        x = np.zeros((len(chunk.rows), self._schema.num_features + self._labelled), np.float64)
+        features = self._schema.num_features
+        targets = len(self._columns) - len(self._schema.columns)
+        x = np.zeros((len(chunk.rows), features + targets), np.float64)
         if self._numeric:
             self._add_numbers(x)
         for i, column in enumerate(self._columns):
             if column.kind != "number":
                 self._add_category(x, i, column)
-        y = x[:, -1] if self._labelled else np.zeros(len(x))
+        y = self._schema.task.encoded(x[:, features:]) if self._labelled else np.zeros(len(x))
         self._count_classes(y)
         index = self.records + np.fromiter(chunk.positions, np.int64, len(chunk.rows))
-        features = x[:, : self._schema.num_features].astype(np.float32)
-        self._parts.append((features[self._keep], y[self._keep], index[self._keep]))
+        self._parts.append((x[self._keep, :features].astype(np.float32), y[self._keep], index[self._keep]))
 
     def table(self) -> Table:
         """Return all records that were not dropped."""
@@ -199,7 +201,7 @@ class Encoder:
         """Return the number of a cell with a unit or a limit; NaN if the record is dropped."""
         number, sign = self._notation.measured(text, rule.unit)
         if number is None or (sign and rule.censored == "error"):
-            target = sign and column == len(self._schema.columns)
+            target = sign and column >= len(self._schema.columns)
             hint = 'a target that is censored can be left out by censored = "drop"' if target else ""
             self._drop(column, "not a number", i, hint=hint or self._notation.hint(text))
         elif sign and rule.censored == "drop":
@@ -217,8 +219,8 @@ class Encoder:
     def _add_category(self, x: npt.NDArray[np.float64], i: int, column: Column) -> None:
         """Write the features of a category, or the labels."""
         positions = self._positions(i, column)
-        if i == len(self._schema.columns):
-            x[:, -1] = positions
+        if i >= len(self._schema.columns):
+            x[:, self._starts[i]] = positions
             return
         if column.kind == "boolean":
             positions = positions - 1  # false has no feature, and a missing value one of its own

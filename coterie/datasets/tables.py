@@ -94,8 +94,8 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
     path = Path(path).expanduser()
     try:
         file, schema = _at_site(path, schema)
-        with_label = schema.label.name in file.names if labelled is None else labelled
-        columns = [*schema.columns, *([schema.label] if with_label else [])]
+        with_label = all(one.name in file.names for one in schema.targets) if labelled is None else labelled
+        columns = [*schema.columns, *(schema.targets if with_label else [])]
         positions = _positions(path, file, schema, [column.name for column in columns])
         for i in positions if file.types else ():
             if file.types[i].num_fields:
@@ -143,7 +143,7 @@ def repeated_names(path: str | Path, schema: TableSchema) -> str:
     path = Path(path).expanduser()
     if schema.unit is not None:
         return ""
-    used = {schema.label.name, *(column.name for column in schema.columns)}
+    used = {column.name for column in (*schema.columns, *schema.targets)}
     for name in _at_site(path, schema)[0].names:
         if name in used or not _PERSON.fullmatch(name):
             continue
@@ -209,7 +209,7 @@ def table_records(
     table = read_table(path, schema, labelled=need_targets or None)
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
-    records = _records(path, table, f"{more}; `coterie data check` lists all", schema.num_classes > 0)
+    records = _records(path, table, f"{more}; `coterie data check` lists all", not schema.task.real)
     units = None if table.units is None or schema.unit is None else Units.named(table.units, schema.unit.most)
     warning = repeated_names(path, schema)
     return replace(records, units=units, warnings=(warning,) if warning else ()), None
@@ -425,7 +425,7 @@ def draft(path: Path, label: str | None = None) -> str:
 def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
     """Return a file as if it were written as the schema says, and the schema with what it says of this file."""
     schema = schema.at_site(path)
-    columns, site = [*schema.columns, schema.label], dict(schema.file.columns)
+    columns, site = [*schema.columns, *schema.targets], dict(schema.file.columns)
     written = {name: column.name or name for name, column in site.items()}
     file = _opened(path, schema.file, {written.get(column.name, column.name) for column in columns})
     notation = _notation(schema, file)
@@ -460,7 +460,7 @@ def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
     unit = schema.unit.name if schema.unit else ""
-    expected_names = {*names, schema.label.name, *(schema.ignore or ()), unit, ""}
+    expected_names = {*names, *(column.name for column in schema.targets), *(schema.ignore or ()), unit, ""}
     header = file.names
     counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
     missing = [name for name in names if name not in positions]

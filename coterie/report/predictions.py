@@ -24,6 +24,8 @@ def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
                 ("Mean absolute error", scores.mae, scores.baseline_mae),
             )
         ]
+    if scores.label_rate is not None:
+        return _of_labels(scores)
     if scores.baseline_accuracy is None:
         return []
     constant = ("Constant prediction", formats.percent(scores.baseline_accuracy), "always the most frequent class")
@@ -47,6 +49,23 @@ def released_metrics(estimates: ScoreEstimates | None) -> list[tuple[str, str, s
         (label, f"{getattr(estimates, name):.3f}", f"± {estimates.errors.get(name, 0.0):.3f} by the noise; {note}")
         for label, name, note in rows
     ]
+
+
+def _of_labels(scores: Diagnostics) -> list[tuple[str, str, str]]:
+    areas = [(area, j) for j, area in enumerate(scores.label_roc_auc or ()) if area is not None and area == area]
+    lowest = f"mean of all labels; lowest {min(areas)[0]:.3f}, of {_name(scores, min(areas)[1])}" if areas else ""
+    of_shares = "the shares of labels have {}".format
+    metrics = [
+        ("Area under ROC curve", scores.roc_auc, lowest),
+        ("Average precision", scores.average_precision, of_shares(_decimals(scores.baseline_precision))),
+        ("F1 score", scores.macro_f1, "mean of all labels"),
+        ("Brier score", scores.brier, of_shares(_decimals(scores.baseline_brier))),
+    ]
+    return [(label, _decimals(value), note) for label, value, note in metrics if value is not None]
+
+
+def _decimals(value: float | None) -> str:
+    return formats.MISSING if value is None else f"{value:.3f}"
 
 
 def _rates(scores: Diagnostics) -> str:
@@ -73,9 +92,11 @@ def _recalls(scores: Diagnostics) -> str:
 def _constant(scores: Diagnostics) -> str:
     if scores.rmse is not None:
         return f"the mean of the targets (root mean squared error {formats.number(scores.baseline_rmse)})"
+    if scores.label_rate is not None:
+        return f"the share of each label (Brier score {_decimals(scores.baseline_brier)})"
     return f"always the most frequent class ({formats.percent(scores.baseline_accuracy)})"
 
 
 def _name(scores: Diagnostics, j: int) -> str:
     names = scores.class_names or ()
-    return names[j] if j < len(names) else f"class {j}"
+    return names[j] if j < len(names) else f"{'class' if scores.label_rate is None else 'label'} {j}"

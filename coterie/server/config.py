@@ -217,7 +217,7 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
         schema = TableSchema.parse(given) if given.startswith("{") else TableSchema.load(Path(given))
     except DataError as error:
         raise ConfigError(str(error)) from None
-    determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
+    determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.task.num_outputs}
     for name, value in determined.items():
         if str(explicit.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
@@ -766,6 +766,11 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             )
         if weights:
             _ = self.task
+        if self.method.produces == "labels" and self.data.dataset == OWN_DATA and not self.facts.task.has_classes:
+            raise ConfigError(
+                f"{self.method.name} compares clusters of records with classes, but the data have {self.facts.task}; "
+                "use another strategy"
+            )
 
     def _check_evaluation(self) -> None:
         sampled = self.evaluation.evaluate_clients

@@ -168,6 +168,7 @@ def _card(
         kind=facts.kind,
         shape=facts.shape,
         num_classes=facts.task.num_outputs,
+        task=config.task.given_name,
         weights=config.task.weights or None,
         cluster=0,
         clusters=models if of_records is None else config.run.clusters,

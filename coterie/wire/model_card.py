@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from coterie.fields import MAX_SCHEMA, ROUNDS, Bounds, Fields, Length, OneOf
 from coterie.models.adapters import NO_ADAPTERS
 from coterie.models.spec import NetworkSpec
-from coterie.tasks import WEIGHTS
+from coterie.tasks import NAMES, WEIGHTS
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
@@ -40,6 +40,7 @@ class ModelCard(Fields):  # large: one field per key
         kind: "images", "vectors" or "tokens".
         shape: shape of an example, before the features.
         num_classes: number of classes; 0 for real targets.
+        task: what it predicts, if not classes or numbers without a schema; None: these, or what the schema says.
         weights: factors of the loss, of each class or positive label; None: 1.
         cluster: index of this model; 0 if the method clusters records.
         clusters: number of clusters; each has a model unless the method clusters records.
@@ -74,6 +75,7 @@ class ModelCard(Fields):  # large: one field per key
     kind: Annotated[str, OneOf(("images", "vectors", "tokens"))]
     shape: Annotated[tuple[int, ...], Bounds(1, MAX_EXAMPLE), Length(3)]
     num_classes: Annotated[int, Bounds(0, MAX_EXAMPLE)]
+    task: Annotated[str | None, OneOf(NAMES)] = None
     weights: Annotated[tuple[float, ...] | None, Bounds(*WEIGHTS), Length(MAX_EXAMPLE)] = None
     cluster: Annotated[int, Bounds(0, 1_000_000)]
     clusters: Annotated[int, Bounds(1, 1_000_000)]

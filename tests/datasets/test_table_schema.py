@@ -125,7 +125,7 @@ def test_the_fingerprint_is_that_of_the_contract_alone():
             "[target]",
             "[target]: unknown key 'classes'; known: censored, column, mean, missing, range, scale, unit",
         ),
-        ("[label]", "[labels]", "must have one of [label], for classes, and [target]"),
+        ("[label]", "[labelled]", "must have one of [label], for classes, [target]"),
         ("classes = [0, 1]", "classes = [0]", "[label]: classes = [0]; must be a list of at least 2 distinct"),
         ("classes = [0, 1]", "classes = [0.5, 1]", "[label]: classes = [0.5, 1]; must be"),
         ("classes = [0, 1]", "classes = ['', 'a']", "[label]: classes = ['', 'a']; must be"),
