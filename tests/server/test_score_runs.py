@@ -186,7 +186,7 @@ def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, stra
         ({"score-share": "auto"}, "set score-share, or at record level use diagnostic or off"),
         ({"score-share": 0}, "set score-share, or at record level use diagnostic or off"),
         ({"dataset": "breast-cancer", "input-shape": "auto", "num-classes": "auto"}, "no other client has"),
-        ({"num-classes": 3}, "the task has 3 classes, not two"),
+        ({"num-classes": 3}, "the task is to predict 3 classes, not two"),
         ({"privacy-unit": "client", "samples-per-client": 0, "score-share": 0.7}, "at most 0.5 at client level"),
     ],
 )
