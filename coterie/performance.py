@@ -35,6 +35,7 @@ BINS = 10
 #: Classes, at most, for which an area under a curve is computed each.
 _MAX_CURVES = 100
 _DRAWS = 500
+_CHANCE = 0.5
 _OUTSIDE = 0.025
 
 
@@ -118,7 +119,7 @@ def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = No
         ((1.0, nan), 1.0, 0.75)
     """
     weights = np.ones(len(truth)) if weights is None else weights
-    rates, found = np.average(truth, axis=0, weights=weights), shares >= 0.5
+    rates, predicted = np.average(truth, axis=0, weights=weights), shares >= 0.5
     both = (rates > 0) & (rates < 1)
     with _trusted():
         areas, precisions = (
@@ -130,12 +131,12 @@ def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = No
             )
             for score in (roc_auc_score, average_precision_score)
         )
-        hits = weights @ (found & (truth > 0))
-        f1 = 2 * hits / np.maximum(weights @ (found + truth), 1e-300)
+        hits = weights @ (predicted & (truth > 0))
+        f1 = 2 * hits / np.maximum(weights @ (predicted + truth), 1e-300)
         clipped = np.clip(shares, 1e-12, 1 - 1e-12)
         nats = -np.where(truth > 0, np.log(clipped), np.log1p(-clipped))
     return Performance(
-        pooled_accuracy=float(np.average((found == truth).mean(axis=1), weights=weights)),
+        pooled_accuracy=float(np.average((predicted == truth).mean(axis=1), weights=weights)),
         baseline_accuracy=float(np.maximum(rates, 1 - rates).mean()),
         macro_f1=float(f1.mean()),
         roc_auc=float(areas[both].mean()) if both.any() else None,
@@ -183,6 +184,71 @@ def calibration(labels: Labels, scores: FloatArray, weights: FloatArray | None =
     sums = np.stack([np.bincount(bins, weights * values, BINS) for values in (scores, labels, np.ones(len(labels)))])
     sums = sums[:, sums[2] > 0]
     return np.stack([sums[0] / sums[2], sums[1] / sums[2], sums[2]], axis=1)
+
+
+def concordance(risks: FloatArray, free: Labels, event: Labels, weights: FloatArray | None = None) -> float | None:
+    """Return the concordance index (Harrell et al. 1982) of times in bins; None if no pair of records is comparable.
+
+    A pair is comparable if one record has the event in a bin in which the other one is known to be free of it. Records
+    with the event in one bin are not, nor is one that is censored within it.
+
+    Args:
+        risks: (n,) larger for an earlier event; equal risks count half.
+        free: (n,) number of bins without the event.
+        event: (n,) 1 if the event is in the next bin, otherwise 0.
+        weights: (n,) of the records; a pair weighs their product. None: 1.
+
+    Examples:
+        >>> concordance(np.array([3.0, 2.0, 2.0]), np.array([0, 1, 2]), np.array([1, 1, 0]))
+        0.75
+    """
+    weights = np.ones(len(risks)) if weights is None else weights
+    order = np.argsort(risks, kind="stable")
+    risks, free, event, weights = risks[order], free[order], event[order], weights[order]
+    right = total = 0.0
+    for j in np.unique(free[event > 0]).tolist():
+        early, late = (free == j) & (event > 0), free > j
+        sums = np.concatenate([[0.0], np.cumsum(weights[late])])
+        below, upto = (sums[np.searchsorted(risks[late], risks[early], side)] for side in ("left", "right"))
+        right += float(weights[early] @ (below + upto)) / 2
+        total += float(weights[early].sum() * sums[-1])
+    return right / total if total > 0 else None
+
+
+def of_times(free: Labels, event: Labels, hazards: FloatArray, weights: FloatArray | None = None) -> Performance:
+    """Return the metrics of predicted times until an event. The baseline is the Kaplan-Meier curve of the records.
+
+    Args:
+        free: (n,) number of bins without the event.
+        event: (n,) 1 if the event is in the next bin, otherwise 0.
+        hazards: (n, b) probability of the event in each bin, given that it was not before.
+        weights: (n,) of the records; None: 1.
+
+    Examples:
+        >>> metrics = of_times(np.array([0, 2]), np.array([1, 0]), np.array([[0.9, 0.1], [0.2, 0.1]]))
+        >>> metrics.concordance, metrics.survival
+        (1.0, (0.5, 0.5))
+    """
+    weights = np.ones(len(free)) if weights is None else weights
+    bins = np.arange(hazards.shape[1])
+    passed = bins < free[:, None]
+    ends = (bins == free[:, None]) & (event > 0)[:, None]
+    ended, at_risk = weights @ ends, weights @ (passed | ends)
+    rates = np.divide(ended, at_risk, out=np.zeros(len(bins)), where=at_risk > 0)
+    risks = -np.cumprod(1 - hazards, axis=1).sum(axis=1)
+
+    def nats(of: FloatArray) -> float:
+        clipped = np.clip(of, 1e-12, 1 - 1e-12)
+        losses = -(np.log1p(-clipped) * passed + np.log(clipped) * ends).sum(axis=1)
+        return float(np.average(losses, weights=weights))
+
+    return Performance(
+        concordance=concordance(risks, free, event, weights),
+        baseline_concordance=_CHANCE,
+        log_loss=nats(hazards),
+        baseline_log_loss=nats(np.broadcast_to(rates, hazards.shape)),
+        survival=tuple(np.cumprod(1 - rates).tolist()),
+    )
 
 
 def of_numbers(targets: FloatArray, predictions: FloatArray, weights: FloatArray | None = None) -> Performance:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Labels of a record, at most: its target is exact in float32.
 MAX_LABELS = 20
+#: Bins of time, at most.
+MAX_BINS = 1000
 # Targets, at most, that have names.
 _MAX_NAMES = 4096
 #: Bounds of a weight in the loss.
@@ -219,6 +222,11 @@ class Task:  # large: what each of its users asks
     def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return a name of every target, given those of classes or labels; empty if there are too many."""
         return tuple(names)
+
+    @property
+    def probe(self) -> int:
+        """A target whose loss has a gradient at every output."""
+        return 0
 
     def examples(self, n: int) -> npt.NDArray[Any]:
         """Return (n,) made-up targets that differ, for checks."""
@@ -452,11 +460,10 @@ class _MultiLabel(Task):
     def columns(
         self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
     ) -> dict[str, list[str]]:
-        each = {
-            f"prediction_{name}": [*map(str, found)] for name, found in zip(names, (outputs > 0).T * 1, strict=True)
-        }
+        pairs = zip(names, self.predicted(outputs).T.tolist(), strict=True)
+        predictions = {f"prediction_{name}": [*map(str, bits)] for name, bits in pairs}
         shares = zip(names, _sigmoid(outputs).T, strict=True)
-        return {**each, **{f"probability_{name}": _decimals(share) for name, share in shares}}
+        return {**predictions, **{f"probability_{name}": _decimals(share) for name, share in shares}}
 
     def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
         bits = self.bits(y)
@@ -488,6 +495,117 @@ class _MultiLabel(Task):
 
 
 @dataclass(frozen=True)
+class _Survival(Task):
+    """Each record has a time until an event, or until it is censored: hazards of bins of time.
+
+    Output j is the logit of the probability that the event happens in bin j, given that it did not before. A target is
+    2 b + e: the record is free of the event in its first b bins, and e tells whether it has it in the next one.
+
+    Attributes:
+        edges: ends of the bins, which begin at 0.
+    """
+
+    edges: tuple[float, ...] = ()
+
+    name = "survival"
+    score_name = "Concordance"
+    counted = "events"
+    marker = "survival"
+    constant = ("concordance", "baseline_concordance", False)
+
+    @property
+    def probe(self) -> int:
+        return self.num_targets - 2  # the event in the last bin
+
+    def __str__(self) -> str:
+        return f"times in {self.num_outputs} bins"
+
+    @property
+    def num_targets(self) -> int:
+        return 2 * self.num_outputs + 1
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return minus the log-likelihood: of no event in the first bins, and of the event in the next one."""
+        from torch.nn.functional import softplus
+
+        free, event = (y >> 1)[..., None], (y & 1)[..., None]
+        bins = outputs.new_tensor(range(self.num_outputs), dtype=y.dtype)
+        nats = softplus(outputs) * (bins < free) + softplus(-outputs) * ((bins == free) & (event > 0))
+        return nats.sum(dim=-1)
+
+    def marks(self, outputs: Tensor, y: Tensor) -> Tensor:
+        from torch.nn.functional import logsigmoid
+
+        return -logsigmoid(-outputs).cumsum(dim=1).exp().sum(dim=1)  # minus the mean number of bins without the event
+
+    def score(self, marks: FloatArray, y: Targets) -> float:
+        from coterie.performance import concordance
+
+        index = concordance(marks, y >> 1, y & 1)
+        return 0.5 if index is None else index
+
+    def survival(self, outputs: Outputs) -> FloatArray:
+        """Return the (n, b) probabilities that a record is free of the event until the end of each bin."""
+        return np.asarray(np.cumprod(1 - _sigmoid(outputs), axis=1))
+
+    def squared_error(self, outputs: FloatArray, y: Targets) -> float:
+        """Return the mean squared error of :meth:`survival` at the ends of bins at which it is known."""
+        bins, free, event = np.arange(self.num_outputs), (y >> 1)[:, None], (y & 1)[:, None]
+        known = (bins < free) | (event > 0)
+        errors = (self.survival(outputs) - (bins < free)) ** 2
+        return float(errors[known].mean()) if known.any() else 0.0
+
+    def measure(
+        self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
+    ) -> Measure:
+        from coterie.performance import of_times
+
+        return partial(of_times, y >> 1, y & 1, _sigmoid(outputs))
+
+    def predicted(self, outputs: Outputs) -> npt.NDArray[Any]:
+        return self.survival(outputs)
+
+    def columns(
+        self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
+    ) -> dict[str, list[str]]:
+        shares = zip(self.edges, self.survival(outputs).T, strict=True)
+        return {f"survival_{edge:g}": _decimals(share) for edge, share in shares}
+
+    def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
+        from coterie.performance import of_times
+
+        index = of_times(y >> 1, y & 1, _sigmoid(outputs)).concordance
+        return f"concordance {'not defined' if index is None else f'{index:.3f}'} with the times of {where}"
+
+    def encoded(self, cells: FloatArray) -> FloatArray:
+        time, event = cells[:, 0], cells[:, 1] > 0
+        free = np.searchsorted(self.edges, time, side="right")
+        ended = np.searchsorted(self.edges, time, side="left")
+        inside = event & (ended < self.num_outputs)
+        return np.where(inside, 2 * ended + 1, 2 * free).astype(np.float64)
+
+    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
+        counts = np.bincount(y.astype(np.int64), minlength=self.num_targets)
+        events = zip(self.edges, counts[1::2].tolist(), strict=True)
+        return {**{f"until {edge:g}": count for edge, count in events}, "censored": int(counts[::2].sum())}
+
+    def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        ends = [0.0, *self.edges]
+        names_of_bins = ([f"censored from {start:g}", f"event until {end:g}"] for start, end in pairwise(ends))
+        return (*chain.from_iterable(names_of_bins), f"censored from {ends[-1]:g}")
+
+    def examples(self, n: int) -> npt.NDArray[Any]:
+        targets = np.concatenate([np.arange(1, self.num_targets, 2)[::-1], np.arange(2, self.num_targets, 2)])
+        return targets[np.arange(n) % len(targets)]
+
+    def right_outputs(self, y: Tensor) -> Tensor:
+        import torch
+
+        bins = torch.arange(self.num_outputs)
+        return 8.0 * ((bins >= (y >> 1)[:, None]) & ((y & 1)[:, None] > 0)) - 4
+
+
+@dataclass(frozen=True)
 class _Auto(Task):
     """The task that the type of targets tells: real numbers, or classes."""
 
@@ -511,8 +629,8 @@ class _Auto(Task):
 #: The task that the type of targets tells; it has no metrics.
 AUTO = _Auto()
 #: Values of the setting ``task``, beside "auto".
-NAMES = ("multi-class", "binary", "multi-label", "regression")
-_TASKS: tuple[type[Task], ...] = (_Regression, _MultiLabel, _MultiClass)
+NAMES = ("multi-class", "binary", "multi-label", "regression", "survival")
+_TASKS: tuple[type[Task], ...] = (_Regression, _MultiLabel, _Survival, _MultiClass)
 
 
 @cache
@@ -534,12 +652,27 @@ def multi_label(num_labels: int) -> Task:
     return _MultiLabel(num_labels)
 
 
+@cache
+def survival(edges: tuple[float, ...]) -> Task:
+    """Return the task of times until an event, in bins from 0 that end at ``edges``, which grow.
+
+    Raises:
+        TaskError: an end is not larger than the one before it, or there are none or more than :data:`MAX_BINS`.
+    """
+    ends = (0.0, *edges)
+    if not 1 <= len(edges) <= MAX_BINS or not all(low < high < math.inf for low, high in pairwise(ends)):
+        raise TaskError(f"the ends of bins must be 1 to {MAX_BINS} finite numbers above 0, each larger than the last")
+    return _Survival(len(edges), edges=edges)
+
+
 def named_task(name: str, num_outputs: int) -> Task:
     """Return a task by its name, or by "auto" that of :func:`task_of`.
 
     Raises:
         TaskError: there is no such task, or it does not have this number of outputs.
     """
+    if name == "survival":
+        return survival(tuple(map(float, range(1, num_outputs + 1))))
     task = multi_label(num_outputs) if name == "multi-label" else task_of(num_outputs)
     if name not in ("auto", *task.names):
         raise TaskError(f"task {name[:60]!r}: {num_outputs} outputs are those of {task.name}")
@@ -562,6 +695,29 @@ def encode_labels(bits: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return task.encoded(bits.astype(np.float64)).astype(np.int64)
 
 
+def encode_times(time: npt.NDArray[Any], event: npt.NDArray[Any], edges: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Return (n,) targets of a survival task.
+
+    Args:
+        time: (n,) times until the event, or until nothing more is known.
+        event: (n,) whether it is the event.
+        edges: ends of the bins, which begin at 0.
+
+    Raises:
+        TaskError: a time is negative or not finite, an event is not 0 or 1, or the ends do not grow.
+
+    Examples:
+        >>> encode_times(np.array([1.0, 5.0, 9.0]), np.array([1, 0, 1]), [2, 4, 6])
+        array([1, 4, 6])
+    """
+    task = survival(tuple(map(float, edges)))
+    if not (np.isfinite(time) & (time >= 0)).all():
+        raise TaskError("a time is negative or not finite")
+    if not np.isin(event, (0, 1)).all():
+        raise TaskError("an event is neither 0 nor 1")
+    return task.encoded(np.stack([time, event], axis=1).astype(np.float64)).astype(np.int64)
+
+
 def of_metrics(scores: Performance) -> type[Task]:
     """Return the task that metrics are about."""
     return next((task for task in _TASKS if getattr(scores, task.marker) is not None), _MultiClass)
@@ -570,10 +726,10 @@ def of_metrics(scores: Performance) -> type[Task]:
 def beats_constant(scores: Performance) -> bool | None:
     """Return whether predictions are better than the best constant one; None: it is not known."""
     metric, baseline, less = of_metrics(scores).constant
-    found, constant = getattr(scores, metric), getattr(scores, baseline)
-    if found is None or constant is None:
+    value, constant = getattr(scores, metric), getattr(scores, baseline)
+    if value is None or constant is None:
         return None
-    return bool(found < constant) if less else bool(found > constant)
+    return bool(value < constant) if less else bool(value > constant)
 
 
 def _decimals(values: FloatArray) -> list[str]:

@@ -14,7 +14,7 @@ from coterie.datasets import Shard, TestSet
 from coterie.results import Performance
 from coterie.server.config import RunConfig
 from coterie.settings import ConfigError
-from coterie.tasks import AUTO, TaskError, beats_constant, multi_label, of_metrics, task_of
+from coterie.tasks import AUTO, TaskError, beats_constant, multi_label, of_metrics, survival, task_of
 from coterie.wire.messages import Layout
 
 TASKS = [
@@ -23,6 +23,7 @@ TASKS = [
     task_of(2).weighted("", "4"),
     multi_label(3),
     multi_label(4).weighted("", "1,2,3,4"),
+    survival((1.0, 2.0, 4.0)),
     task_of(0),
     task_of(0, 5.0, 2.0),
 ]

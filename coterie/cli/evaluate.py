@@ -96,7 +96,7 @@ def _print_parts(console: Console, metrics: Performance, names: list[str]) -> No
     if metrics.label_rate is not None:
         heads, columns = zip(*_OF_LABELS.items(), strict=True)
         values = zip(names, *(getattr(metrics, column) for column in columns), strict=True)
-        of_labels = [[name, *map(_decimals, found)] for name, *found in values]
+        of_labels = [[name, *map(_decimals, row)] for name, *row in values]
         print_table(console, ["label", *heads], of_labels, right=len(heads))
 
 
@@ -139,6 +139,8 @@ def _rows(metrics: Performance, limits: Intervals) -> list[list[str]]:
         "roc_auc": _CHANCE,
         "average_precision": metrics.baseline_precision,
         "brier": metrics.baseline_brier,
+        "concordance": metrics.baseline_concordance,
+        "log_loss": metrics.baseline_log_loss,
         "rmse": metrics.baseline_rmse,
         "mae": metrics.baseline_mae,
         "r2": 0.0,
@@ -184,6 +186,7 @@ _METRICS: dict[str, tuple[str, Any]] = {
     "brier": ("Brier score", _decimals),
     "calibration_error": ("calibration error", _decimals),
     "log_loss": ("log loss", _decimals),
+    "concordance": ("concordance index", _decimals),
     "rmse": ("root mean squared error", _digits),
     "mae": ("mean absolute error", _digits),
     "r2": ("R²", _decimals),

@@ -459,7 +459,7 @@ def _by_unit(model: nn.Module, examples: Examples, task: Task) -> _UnitByUnit:
         ModelError: the network does not support it.
     """
     _check_types(model)
-    probe = _Probe.of(model, examples)
+    probe = _Probe.of(model, examples, task)
     probe.wanted(task)  # constants do not change
     clipping = _UnitByUnit(probe.network, task)
     x, y = torch.stack([probe.x, probe.x.flip(0)]), torch.stack([probe.y, probe.y])
@@ -495,7 +495,7 @@ def _one_by_one(model: nn.Module, examples: Examples, loss: Loss) -> _OneByOne |
     except ModelError as refusal:
         if any(getattr(layer, name, None) for layer in model.modules() for name in ("max_norm", "scale_grad_by_freq")):
             raise  # what a batch reads changes the weights, or the gradients of other records
-        probe = _Probe.of(model, examples)
+        probe = _Probe.of(model, examples, loss)
         clipping = _OneByOne(probe.network, loss)
         try:
             wanted = probe.wanted(loss)
@@ -536,8 +536,9 @@ class _Probe:
     y: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, examples: Examples) -> _Probe:
+    def of(cls, model: nn.Module, examples: Examples, loss: Loss) -> _Probe:
         shape, x_dtype, y_dtype, device = examples
+        target = loss.probe if isinstance(loss, Task) else 0
         network = copy.deepcopy(model).cpu()
         set_training(network)
         for layer in network.modules():
@@ -548,7 +549,7 @@ class _Probe:
             nn.init.normal_(parameter, std=0.1, generator=made_up)
         x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
         x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
-        return cls(network.to(device), x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device))
+        return cls(network.to(device), x.to(device, x_dtype), torch.full((2,), target, dtype=y_dtype, device=device))
 
     def wanted(self, loss: Loss) -> list[Tensor]:
         """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
@@ -597,7 +598,7 @@ def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | 
     """
     if not supports(model):
         return None
-    probe = _Probe.of(model, examples)
+    probe = _Probe.of(model, examples, loss)
     try:
         wanted = probe.wanted(loss)
         clipping = GhostClipping(probe.network, loss)
@@ -645,7 +646,7 @@ def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Modul
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
                 f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
-    probe = _Probe.of(model, examples)
+    probe = _Probe.of(model, examples, loss)
     named = trainable(probe.network)
     try:
         wanted = probe.wanted(loss)

@@ -758,8 +758,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     def _check_task(self) -> None:
         asked, weights = self.data.task, self.training.class_weights or self.training.pos_weight
         if asked != AUTO and asked not in self.facts.task.names:
-            found = self.facts.task
-            raise ConfigError(f"task = {asked!r}: the data have {found}, whose task is {found.name}; leave it out")
+            task = self.facts.task
+            raise ConfigError(f"task = {asked!r}: the data have {task}, whose task is {task.name}; leave it out")
         if weights and self.method.produces == "labels":
             raise ConfigError(
                 f"class-weights and pos-weight: {self.method.name} has no loss of classes; leave them out"
