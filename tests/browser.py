@@ -22,6 +22,15 @@ _OPTIONS = (
     *("--force-color-profile=srgb", "--disable-lcd-text", "--disable-dev-shm-usage"),
 )
 _TIMEOUT = 60.0
+#: Words, or parts of them between hyphens, that stand in two lines; not those in figures and in regions that scroll.
+BROKEN_WORDS = r"""[...document.querySelectorAll('main *')].flatMap(each => [...each.childNodes])
+    .filter(node => node.nodeType === 3 && !node.parentElement.closest('svg, .scroll'))
+    .flatMap(node => [...node.data.matchAll(/[^\s\-\u2011]+/g)].filter(word => {
+        const range = document.createRange();
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1;
+    }).map(word => word[0]))"""
 
 
 class Browser:
@@ -84,12 +93,14 @@ class Browser:
                 assert "error" not in reply, f"{method}: {reply['error']}"
                 return reply["result"]
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a file in a window of this size."""
+    def open(
+        self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, printed: bool = False
+    ) -> None:
+        """Open a file in a window of this size, or as it is printed."""
         self.errors, self.requests = [], []
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="print" if printed else "", features=[scheme])
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self.evaluate("document.readyState + location.href") != "complete" + path.resolve().as_uri():
             time.sleep(0.02)

@@ -460,8 +460,8 @@ MUTATIONS = [
     Mutation(
         "the odds of held-out records are left out",
         f"{_PRIVACY}/certificate.py",
-        "return max(held_out, (1 + accountant.delta(0.0)) / 2)",
-        "return (1 + accountant.delta(0.0)) / 2",
+        "max(accountant.delta(math.log(odds)), randomised, 0.0)",
+        "max(accountant.delta(math.log(odds)), 0.0)",
         "tests/privacy/test_held_out.py::test_the_certificate_covers_both_and_states_the_worse_odds",
     ),
     Mutation(

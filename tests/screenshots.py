@@ -20,12 +20,16 @@ from PIL import Image
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "report")]  # as pytest does
 
+import sealed  # noqa: E402
 import test_comparison  # noqa: E402
 import test_evidence  # noqa: E402
 import test_record_pages  # noqa: E402
 import test_report  # noqa: E402
 from browser import Browser  # noqa: E402
 
+from coterie.deploy.operator_keys import operator_fingerprint  # noqa: E402
+from coterie.handover.content import page  # noqa: E402
+from coterie.privacy import certificate  # noqa: E402
 from coterie.report.page import write_report  # noqa: E402
 from coterie.report.runs import read_run  # noqa: E402
 
@@ -103,6 +107,23 @@ def make_page(kind: str, folder: Path) -> Path:
     return folder / f"{kind}.html"
 
 
+#: Hand-over pages, and how they are looked at: width, whether the window is dark, whether they are printed (on A4).
+HANDOVERS = {"handover": {"seed": None}, "handover-uncertified": {"seed": 3}}
+VIEWS = [(width, dark, False) for width in WIDTHS for dark in (False, True)] + [(794, False, True)]
+
+
+def make_handover(kind: str, folder: Path) -> Path:
+    """Write a hand-over page of this kind."""
+    tuned = {"strategy": "ifca", "training.lr": 0.2, "aggregation.server-optimizer": "sgd", "privacy.clip-norm": 0.3}
+    diagnostics = ["accuracies on clients' held-out data and training losses, exact, at the end"]
+    header = {**sealed.HEADER, "tuned": tuned, "diagnostics": diagnostics, **HANDOVERS[kind]}
+    stated = certificate({"plan": sealed.joint(80, epsilon=8.0, sampling_rate=1.0).terms(), **header}, [])
+    key = operator_fingerprint(sealed.OPERATOR.public_key()) if kind == "handover" else ""
+    html = page(stated, name="demo", method="ifca", finished="ended on 26 November 2026", fingerprint=key)
+    (folder / f"{kind}.html").write_text(html)
+    return folder / f"{kind}.html"
+
+
 def thumbnail(browser: Browser) -> np.ndarray:
     """Return the whole page in grey, (height, width), at one eighth of its size, with values from 0 to 255."""
     browser.evaluate(_FONT)
@@ -112,9 +133,23 @@ def thumbnail(browser: Browser) -> np.ndarray:
     return np.asarray(image.resize(size, Image.Resampling.BOX))
 
 
-def golden(kind: str, width: int, dark: bool) -> Path:
+#: Largest mean difference of grey values, of 255, in a block of 4 x 4 pixels of a golden screenshot.
+TOLERANCE = 8.0
+
+
+def difference(shown: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest mean absolute difference in a block of 4 x 4; infinite if the sizes differ."""
+    if shown.shape[1] != expected.shape[1] or abs(shown.shape[0] - expected.shape[0]) > 2:
+        return float("inf")
+    high = min(len(shown), len(expected)) // 4 * 4
+    wide = shown.shape[1] // 4 * 4
+    change = np.abs(shown[:high, :wide].astype(float) - expected[:high, :wide])
+    return float(change.reshape(high // 4, 4, wide // 4, 4).mean(axis=(1, 3)).max())
+
+
+def golden(kind: str, width: int, dark: bool, printed: bool = False) -> Path:
     """Return the file of a golden screenshot."""
-    return GOLDEN / f"{kind}-{width}-{'dark' if dark else 'light'}.png"
+    return GOLDEN / f"{kind}-{width}-{'print' if printed else 'dark' if dark else 'light'}.png"
 
 
 def _add(path: Path, **values: object) -> None:
@@ -131,6 +166,12 @@ def main() -> None:
                 for dark in (False, True):
                     browser.open(page, width=width, dark=dark)
                     Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark), optimize=True)
+    for kind in HANDOVERS:
+        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
+            made = make_handover(kind, Path(folder))
+            for width, dark, printed in VIEWS:
+                browser.open(made, width=width, dark=dark, printed=printed)
+                Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark, printed), optimize=True)
     print(f"{len(list(GOLDEN.iterdir()))} files, {sum(f.stat().st_size for f in GOLDEN.iterdir()) / 1000:.0f} kB")
 
 

@@ -45,7 +45,7 @@ ALLOWED = {
         "wire",
     },
     "engine": {"client", "flower", "generators", "logs", "privacy", "progress", "rounds", "wire"},
-    "handover": {"deploy", "files", "privacy", "report", "results"},
+    "handover": {"deploy", "files", "privacy", "report", "results", "settings"},
     "guard": {"client", "fields", "files", "logs", "models", "privacy", "wire"},
     "inference": {"client", "datasets", "fields", "files", "models", "results", "settings", "tasks", "wire"},
     "report": {"files", "models", "privacy", "results", "settings", "strategies", "tasks"},

@@ -32,6 +32,7 @@ from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
 from coterie.cli.evaluate import evaluate
+from coterie.cli.handover import handover
 from coterie.cli.poc import poc
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
@@ -85,6 +86,7 @@ for command in (
     certs,
     client,
     fab_hash,
+    handover,
     poc,
     purge,
     sign,
@@ -102,6 +104,7 @@ cli.add_typer(privacy.app, name="privacy")
 _EXPECTED = {
     "coterie.bench.table": ("BenchError",),
     "coterie.files": ("FileError",),
+    "coterie.handover.pack": ("HandoverError",),
     "coterie.inference": ("InferenceError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),

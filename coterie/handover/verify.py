@@ -103,13 +103,13 @@ def verify(folder, key=None, models=True):
         return _need(stated["certified"] is False and stated["reasons"], "the certificate contradicts itself") or 3
     sound = header["seed"] is None and not start.get("reasons") and plan["accountant"] in ("pld", "rdp")
     unit = "client" if "clients" in plan else "record"
-    apart = sum(charge.get("held_out_epsilon", 0) for charge in charges) <= plan.get("held_out_epsilon", 0) * 1.000001
+    apart = sum(abs(each["held_out_epsilon"]) or math.inf for each in charges if "held_out_epsilon" in each)
     named = (stated["mechanism"], stated["unit"], stated["reasons"]) == (plan["mechanism"], unit, [])
-    _need(sound and named and apart, "the run cannot be certified")
+    _need(sound and named and apart <= plan.get("held_out_epsilon", 0) * 1.000001, "the run cannot be certified")
     delta, costs = min(each["delta"] for each in profiles), {}
     small = all(each["delta"] * each.get("clients", each.get("num_examples")) < 1.000001 for each in profiles)
     _need(stated["delta"] == delta and small, "delta is too large, or another one than in the ledger")
-    if any(sampler != "poisson" for sampler, *_ in everything):
+    if "composed" not in stated or any(sampler != "poisson" for sampler, *_ in everything):
         return 2
     for own, composed in zip(profiles, stated["composed"], strict=True):
         events, renyi = releases(composed)[1], rdp.RdpAccountant()

@@ -140,6 +140,34 @@ def epsilon_observers(certificate: Mapping[str, Any]) -> float | None:
     return shown if shown > 1.01 * secret else None
 
 
+def attacker_right(certificate: Mapping[str, Any], prior: float) -> float:
+    """Return how often an attacker's guess can be right at most, as ``attacker_right`` of a certificate is for 1/2.
+
+    Args:
+        certificate: of a private run, with its releases (:data:`COMPOSED`).
+        prior: in (0, 1/2], how likely the attacker thinks beforehand that the client, or the record, took part.
+    """
+    composed = [
+        {Event(line["sampling_rate"], line["noise_multiplier"], line["sampler"]): line["charges"] for line in lines}
+        for lines in certificate[COMPOSED]
+    ]
+    held_out = certificate["public_inputs"].get("held_out_epsilon", 0.0)
+    return max(_largest_right(events, certificate["unit"], prior, held_out) for events in composed)
+
+
+def _largest_right(events: Mapping[Event, int], unit: str, prior: float, held_out: float) -> float:
+    """Return 1 - p + p δ(log((1 - p) / p)): with p = ``prior``, the share of right guesses of the best test.
+
+    At ``held_out`` epsilon of a held-out record, which is in no event, the worst is randomised response.
+    """
+    accountant = composed((), "pld") if unit == "record" else VisibleAccountant()
+    for event, count in events.items():
+        accountant.compose(event, count)
+    odds = (1 - prior) / prior
+    randomised = (math.exp(min(held_out, 700.0)) - odds) / (math.exp(min(held_out, 700.0)) + 1)
+    return 1 - prior + prior * max(accountant.delta(math.log(odds)), randomised, 0.0)
+
+
 def _charged(events: Mapping[Event, int]) -> list[dict[str, Any]]:
     """The kinds of events with their numbers, JSON-ready; the slots of a kind are added up."""
     kinds: Counter[tuple[str, float, float, int]] = Counter()
@@ -304,13 +332,9 @@ class _Profile:
         """Largest share of right guesses of an attacker whether one client, or one record, took part, 1/2 being chance.
 
         The attacker knows all other data, and sees all that is published; at client level, also who takes part. Both
-        answers are equally likely. The share is (1 + δ(0)) / 2, since δ(0) bounds the total variation.
+        answers are equally likely.
         """
-        accountant = composed((), "pld") if self.plan.unit == "record" else VisibleAccountant()
-        for event, count in events_of_a_client(self.events).items():
-            accountant.compose(event, count)
-        held_out = 1 / (1 + math.exp(-self._held_out))  # of randomised response, the worst at this epsilon
-        return max(held_out, (1 + accountant.delta(0.0)) / 2)
+        return _largest_right(events_of_a_client(self.events), self.plan.unit, 0.5, self._held_out)
 
     def described(self, delta: float) -> dict[str, Any]:
         """Return the entry of the profile in the certificate."""

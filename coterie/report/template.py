@@ -2,7 +2,144 @@
 
 # ruff: noqa: E501
 
-PAGE = r"""{% macro badge(text, good) %}
+#: The beginning of a page: the style of all pages. Its variables are ``title`` and ``theme``.
+HEAD = r"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{{ title }}</title>
+<style>
+:root {
+  color-scheme: light dark;
+  --page: #f5f6f8; --line: #e1e5ea; --accent: #00629b;
+  --good: #04664a; --good-back: #daf3e9; --bad: #8a4300; --bad-back: #fdebd6;
+  {% for name, light, _ in theme %}--{{ name }}: {{ light }}; {% endfor %}
+}
+@media screen and (prefers-color-scheme: dark) {
+  :root {
+    --page: #12161d; --line: #2d3542; --accent: #67b7e6;
+    --good: #7fe0bc; --good-back: #12392d; --bad: #ffc387; --bad-back: #432a11;
+    {% for name, _, dark in theme %}--{{ name }}: {{ dark }}; {% endfor %}
+  }
+  .panel image:not([id*="photo"]) { filter: invert(1) hue-rotate(180deg); }
+}
+@media print { :root { color-scheme: light; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
+main { max-width: 1060px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+a { color: var(--accent); }
+a:focus-visible, summary:focus-visible, .scroll:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
+h1, h2, h3, h4 { line-height: 1.2; margin: 0; text-wrap: balance; overflow-wrap: anywhere; break-after: avoid; break-inside: avoid; }
+h1, .title { font-size: 2rem; letter-spacing: -.02em; }
+.head { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
+.sub { font-size: .95rem; margin: 1.4rem 0 .4rem; }
+p { margin: .5rem 0; overflow-wrap: anywhere; }
+.brand { color: var(--accent); font-weight: 700; font-size: .8rem; letter-spacing: .12em; text-transform: uppercase; margin: 0 0 .5rem; }
+.dot { color: var(--muted); font-weight: 400; }
+.summary { color: var(--muted); font-size: 1.05rem; margin: .5rem 0 1.5rem; }
+.run { border-top: 1px solid var(--line); margin-top: 3.5rem; padding-top: 2.5rem; }
+.notice { background: var(--bad-back); color: var(--bad); border-radius: 10px; padding: .7rem 1rem; margin: 1rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(175px, 1fr)); gap: .8rem; margin: .8rem 0; }
+.four { grid-template-columns: repeat(4, 1fr); }
+.tile, .card, figure { background: var(--card); border: 1px solid var(--line); border-radius: 14px; }
+.tile { padding: 1rem 1.1rem; overflow-wrap: anywhere; }
+.question { color: var(--accent); font-size: .8rem; font-weight: 700; margin-bottom: .3rem; }
+.label { color: var(--muted); font-size: .85rem; font-weight: 600; }
+.value { font-size: 1.9rem; font-weight: 700; line-height: 1.25; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
+.value.long { font-size: 1.5rem; line-height: 1.6; }
+.note { color: var(--muted); font-size: .85rem; line-height: 1.4; margin-top: .25rem; }
+.badge { display: inline-block; border-radius: 99px; padding: .08rem .6rem; font-size: .8rem; font-weight: 700; }
+.part { margin-top: 2.25rem; }
+.part + .part { border-top: 1px solid var(--line); padding-top: 1.6rem; }
+.kind { font-weight: 700; font-size: .95rem; margin: 0 0 .9rem; padding-left: .7rem; border-left: 4px solid; break-after: avoid; }
+.kind + .head, .kind + .notice + .head { margin-top: 1.2rem; }
+.kind.good { color: var(--good); }
+.kind.bad { color: var(--bad); }
+.badge.good { color: var(--good); background: var(--good-back); }
+.badge.bad { color: var(--bad); background: var(--bad-back); }
+.card { padding: 1.2rem 1.4rem; overflow-wrap: anywhere; }
+.lead { font-size: 1.08rem; font-weight: 600; margin-top: .7rem; }
+.card ul { margin: .3rem 0; padding-left: 1.2rem; }
+figure { margin: 0; padding: 1rem 1.1rem .3rem; }
+figure + figure, .card + figure, .card + .card { margin-top: .8rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; }
+.panels.many { grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr)); }
+.panel { max-width: 540px; break-inside: avoid; }
+.panel-head { font-size: .88rem; font-weight: 600; margin: 0 0 .3rem; }
+.panel svg { display: block; width: 100%; height: auto; stroke-linejoin: round; }
+.panel svg text { font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif !important; }
+figcaption { color: var(--muted); font-size: .88rem; padding: .7rem 0 .5rem; }
+summary { cursor: pointer; font-size: .88rem; font-weight: 600; color: var(--accent); padding: .3rem 0; }
+.data { border-top: 1px solid var(--line); padding: .2rem 0; font-size: .88rem; }
+.scroll { overflow: auto; max-height: 26rem; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 0 2.5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child > * { border-bottom: 0; }
+tr > :last-child { padding-right: 0; }
+thead th { color: var(--muted); font-size: .82rem; vertical-align: bottom; overflow-wrap: normal; }
+.pairs th { font-weight: 400; color: var(--muted); overflow-wrap: normal; }
+.numbers td, .numbers th + th, .number { text-align: right; overflow-wrap: normal; }
+.heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
+.stack { overflow-wrap: break-word; }
+.stack [data-head="run"] { overflow-wrap: anywhere; min-width: 5rem; }
+.stack .badge { white-space: nowrap; }
+.swatch { border-left: .5em solid; border-radius: 3px; padding-left: .4em; }
+.swatch span { color: var(--ink); font-weight: 700; }
+.flow dl { margin: .6rem 0 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
+.flow dl div { display: flex; justify-content: space-between; gap: 1rem; padding: .28rem 0; border-bottom: 1px solid var(--line); break-inside: avoid; }
+dt { color: var(--muted); overflow-wrap: normal; }
+dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
+pre { margin: .6rem 0; font-size: .88rem; white-space: pre-wrap; }
+code { font-size: .92em; }
+.words li { font-size: .88rem; }
+footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
+@media screen and (max-width: 960px) {
+  .four { grid-template-columns: 1fr 1fr; }
+  .stack thead { display: none; }
+  .stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
+  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; border: 0; text-align: right; }
+  .stack td::before { content: attr(data-head); color: var(--muted); text-align: left; }
+}
+@media screen and (max-width: 640px) {
+  .sentences td { display: block; text-align: left; }
+  .sentences td::before { display: block; }
+  .flow dl div { flex-wrap: wrap; gap: 0 1rem; }
+  .flow dd { margin-left: auto; overflow-wrap: break-word; }
+  main { padding: 1.5rem 1rem 3rem; }
+  .card, figure { padding-left: .9rem; padding-right: .9rem; }
+  .tiles { grid-template-columns: 1fr 1fr; gap: .6rem; }
+  .tile { padding: .75rem .8rem; }
+  .value { font-size: 1.4rem; }
+  .label, .note, .badge { font-size: .78rem; }
+  .heat, .heat th { font-size: .66rem; }
+  .heat th, .heat td { padding: .4rem .12rem .4rem 0; }
+  .heat .spare { position: absolute; clip-path: inset(50%); }
+  .value.long { font-size: 1.05rem; }
+}
+@media print {
+  body { background: none; font-size: 13px; }
+  main { max-width: none; padding: 0; }
+  .tile, .panel, .card, tr, .notice { break-inside: avoid; }
+  .four { grid-template-columns: 1fr 1fr; }
+  .brand, .summary { break-after: avoid; }
+  .run { break-before: page; border: 0; margin: 0; padding: 0; }
+  .panels { display: block; orphans: 1; widows: 1; }
+  .scroll { overflow: visible; max-height: none; }
+  .stack { font-size: .78rem; }
+  .stack th, .stack td { padding-right: .4rem; }
+  .panel { display: inline-block; width: 48%; vertical-align: top; }
+  figcaption { break-before: avoid; }
+  .data { display: none; }
+  details.flow::details-content { content-visibility: visible; block-size: auto; }
+}
+</style>
+</head>
+"""
+
+_MACROS = r"""{% macro badge(text, good) %}
 <span class="badge {{ 'good' if good else 'bad' }}"><span aria-hidden="true">{{ '✓' if good else '!' }}</span> {{ text }}</span>
 {%- endmacro %}
 
@@ -270,134 +407,9 @@ PAGE = r"""{% macro badge(text, good) %}
 </details>
 {% endif %}
 {% endmacro %}
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>
-:root {
-  color-scheme: light dark;
-  --page: #f5f6f8; --line: #e1e5ea; --accent: #00629b;
-  --good: #04664a; --good-back: #daf3e9; --bad: #8a4300; --bad-back: #fdebd6;
-  {% for name, light, _ in theme %}--{{ name }}: {{ light }}; {% endfor %}
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root {
-    --page: #12161d; --line: #2d3542; --accent: #67b7e6;
-    --good: #7fe0bc; --good-back: #12392d; --bad: #ffc387; --bad-back: #432a11;
-    {% for name, _, dark in theme %}--{{ name }}: {{ dark }}; {% endfor %}
-  }
-  .panel image:not([id*="photo"]) { filter: invert(1) hue-rotate(180deg); }
-}
-@media print { :root { color-scheme: light; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
-main { max-width: 1060px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-a { color: var(--accent); }
-a:focus-visible, summary:focus-visible, .scroll:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
-h1, h2, h3, h4 { line-height: 1.2; margin: 0; text-wrap: balance; overflow-wrap: anywhere; break-after: avoid; break-inside: avoid; }
-h1, .title { font-size: 2rem; letter-spacing: -.02em; }
-.head { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
-.sub { font-size: .95rem; margin: 1.4rem 0 .4rem; }
-p { margin: .5rem 0; overflow-wrap: anywhere; }
-.brand { color: var(--accent); font-weight: 700; font-size: .8rem; letter-spacing: .12em; text-transform: uppercase; margin: 0 0 .5rem; }
-.dot { color: var(--muted); font-weight: 400; }
-.summary { color: var(--muted); font-size: 1.05rem; margin: .5rem 0 1.5rem; }
-.run { border-top: 1px solid var(--line); margin-top: 3.5rem; padding-top: 2.5rem; }
-.notice { background: var(--bad-back); color: var(--bad); border-radius: 10px; padding: .7rem 1rem; margin: 1rem 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(175px, 1fr)); gap: .8rem; margin: .8rem 0; }
-.four { grid-template-columns: repeat(4, 1fr); }
-.tile, .card, figure { background: var(--card); border: 1px solid var(--line); border-radius: 14px; }
-.tile { padding: 1rem 1.1rem; overflow-wrap: anywhere; }
-.question { color: var(--accent); font-size: .8rem; font-weight: 700; margin-bottom: .3rem; }
-.label { color: var(--muted); font-size: .85rem; font-weight: 600; }
-.value { font-size: 1.9rem; font-weight: 700; line-height: 1.25; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
-.value.long { font-size: 1.5rem; line-height: 1.6; }
-.note { color: var(--muted); font-size: .85rem; line-height: 1.4; margin-top: .25rem; }
-.badge { display: inline-block; border-radius: 99px; padding: .08rem .6rem; font-size: .8rem; font-weight: 700; }
-.part { margin-top: 2.25rem; }
-.part + .part { border-top: 1px solid var(--line); padding-top: 1.6rem; }
-.kind { font-weight: 700; font-size: .95rem; margin: 0 0 .9rem; padding-left: .7rem; border-left: 4px solid; break-after: avoid; }
-.kind + .head, .kind + .notice + .head { margin-top: 1.2rem; }
-.kind.good { color: var(--good); }
-.kind.bad { color: var(--bad); }
-.badge.good { color: var(--good); background: var(--good-back); }
-.badge.bad { color: var(--bad); background: var(--bad-back); }
-.card { padding: 1.2rem 1.4rem; overflow-wrap: anywhere; }
-.lead { font-size: 1.08rem; font-weight: 600; margin-top: .7rem; }
-.card ul { margin: .3rem 0; padding-left: 1.2rem; }
-figure { margin: 0; padding: 1rem 1.1rem .3rem; }
-figure + figure, .card + figure, .card + .card { margin-top: .8rem; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; }
-.panels.many { grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr)); }
-.panel { max-width: 540px; break-inside: avoid; }
-.panel-head { font-size: .88rem; font-weight: 600; margin: 0 0 .3rem; }
-.panel svg { display: block; width: 100%; height: auto; stroke-linejoin: round; }
-.panel svg text { font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif !important; }
-figcaption { color: var(--muted); font-size: .88rem; padding: .7rem 0 .5rem; }
-summary { cursor: pointer; font-size: .88rem; font-weight: 600; color: var(--accent); padding: .3rem 0; }
-.data { border-top: 1px solid var(--line); padding: .2rem 0; font-size: .88rem; }
-.scroll { overflow: auto; max-height: 26rem; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 0 2.5rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-tr:last-child > * { border-bottom: 0; }
-tr > :last-child { padding-right: 0; }
-thead th { color: var(--muted); font-size: .82rem; vertical-align: bottom; overflow-wrap: normal; }
-.pairs th { font-weight: 400; color: var(--muted); overflow-wrap: normal; }
-.numbers td, .numbers th + th, .number { text-align: right; overflow-wrap: normal; }
-.heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
-.stack { overflow-wrap: break-word; }
-.stack [data-head="run"] { overflow-wrap: anywhere; min-width: 5rem; }
-.stack .badge { white-space: nowrap; }
-.swatch { border-left: .5em solid; border-radius: 3px; padding-left: .4em; }
-.swatch span { color: var(--ink); font-weight: 700; }
-.flow dl { margin: .6rem 0 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
-.flow dl div { display: flex; justify-content: space-between; gap: 1rem; padding: .28rem 0; border-bottom: 1px solid var(--line); break-inside: avoid; }
-dt { color: var(--muted); overflow-wrap: normal; }
-dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
-footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
-@media screen and (max-width: 960px) {
-  .four { grid-template-columns: 1fr 1fr; }
-  .stack thead { display: none; }
-  .stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
-  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; border: 0; text-align: right; }
-  .stack td::before { content: attr(data-head); color: var(--muted); text-align: left; }
-}
-@media screen and (max-width: 640px) {
-  main { padding: 1.5rem 1rem 3rem; }
-  .card, figure { padding-left: .9rem; padding-right: .9rem; }
-  .tiles { grid-template-columns: 1fr 1fr; gap: .6rem; }
-  .tile { padding: .75rem .8rem; }
-  .value { font-size: 1.4rem; }
-  .label, .note, .badge { font-size: .78rem; }
-  .heat, .heat th { font-size: .66rem; }
-  .heat th, .heat td { padding: .4rem .12rem .4rem 0; }
-  .heat .spare { position: absolute; clip-path: inset(50%); }
-  .value.long { font-size: 1.05rem; }
-}
-@media print {
-  body { background: none; font-size: 13px; }
-  main { max-width: none; padding: 0; }
-  .tile, .panel, .card, tr, .notice { break-inside: avoid; }
-  .four { grid-template-columns: 1fr 1fr; }
-  .brand, .summary { break-after: avoid; }
-  .run { break-before: page; border: 0; margin: 0; padding: 0; }
-  .panels { display: block; orphans: 1; widows: 1; }
-  .scroll { overflow: visible; max-height: none; }
-  .stack { font-size: .78rem; }
-  .stack th, .stack td { padding-right: .4rem; }
-  .panel { display: inline-block; width: 48%; vertical-align: top; }
-  figcaption { break-before: avoid; }
-  .data { display: none; }
-  details.flow::details-content { content-visibility: visible; block-size: auto; }
-}
-</style>
-</head>
-<body>
+"""
+
+_BODY = r"""<body>
 <main>
 <header>
   <p class="brand">Coterie run report</p>
@@ -476,3 +488,6 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
 </body>
 </html>
 """
+
+#: The report of one or several runs.
+PAGE = _MACROS + HEAD + _BODY

@@ -299,6 +299,16 @@ def forge_text(run, old, new):
     resign(run, sealed.OPERATOR)
 
 
+def hidden(run, value):
+    """Take a charge for training out of the count, in the ledger and in the certificate."""
+    rewrite_ledger(run / "ledger.jsonl", lambda lines: lines[1].update(held_out_epsilon=value))
+    document = json.loads((run / "privacy.json").read_text())
+    document["charged"][0]["charges"] -= 1
+    fewer(document)
+    sealed.write_certificate(run, document)
+    resign(run, sealed.OPERATOR)
+
+
 DEEP = "[" * 100_000 + "]" * 100_000
 OWNERS = {
     "all costs lowered": lambda run: certified(run, costs),
@@ -322,6 +332,10 @@ OWNERS = {
     "a seed": lambda run: charged(run, lambda lines: lines[0].update(seed=3)),
     "a charge twice": lambda run: charged(run, lambda lines: lines.append({**lines[-1], "charge": len(lines)})),
     "a charge of no clients": lambda run: charged(run, lambda lines: lines[1].update(sampling_rate=0)),
+    **{
+        f"a charge hidden as {value} for held-out records": lambda run, value=value: hidden(run, value)
+        for value in (-1.0, 0, 1e-9, True)
+    },
     "a charge of minus one": lambda run: charged(run, lambda lines: lines[1].update(count=-1)),
     "NaN": lambda run: forge_text(run, '"epsilon_budget": 4.0', '"epsilon_budget": NaN'),
     "a hidden NaN": lambda run: forge_text(run, '"reasons": []', '"reasons": [], "delta": NaN'),

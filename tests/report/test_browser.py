@@ -6,9 +6,9 @@ from pathlib import Path
 import axe_core_python
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from browser import BROKEN_WORDS, CHROMIUM, Browser
 from PIL import Image
-from screenshots import KINDS, WIDTHS, golden, make_page, thumbnail
+from screenshots import KINDS, TOLERANCE, WIDTHS, difference, golden, make_page, thumbnail
 
 pytestmark = [
     pytest.mark.slow,
@@ -81,6 +81,28 @@ def test_nothing_is_clipped_on_a_phone_and_a_tablet(browser, page):
     assert browser.evaluate(CLIPPED) != []
 
 
+LONG_SETTING = """{
+    const row = document.querySelector('.flow dl div');
+    row.children[0].textContent = 'first-round-noise-ratio';
+    row.children[1].textContent = 'examples.networks:convolutional';
+}"""
+
+AS_BEFORE = """{
+    const row = document.querySelector('.flow dl div');
+    row.style.flexWrap = 'nowrap';
+    row.children[1].style.overflowWrap = 'anywhere';
+}"""
+
+
+def test_settings_break_no_words_on_a_phone(browser, page):
+    browser.open(page, width=390)
+    browser.evaluate(OPEN_ALL)
+    browser.evaluate(LONG_SETTING)
+    assert browser.evaluate(f"{BROKEN_WORDS}.filter(word => word.includes('convolutional'))") == []
+    browser.evaluate(AS_BEFORE)
+    assert browser.evaluate(f"{BROKEN_WORDS}.filter(word => word.includes('convolutional'))") != []
+
+
 def test_the_first_screen_has_the_answers(browser, page):
     for width, height in ((1280, 720), (390, 844)):
         browser.open(page, width=width, height=height)
@@ -135,17 +157,3 @@ def test_a_change_would_be_seen(browser, page, kind, width, change):
     browser.open(page, width=width)
     browser.evaluate(f"{{ {change} }}")
     assert difference(thumbnail(browser), np.asarray(Image.open(golden(kind, width, False)))) > TOLERANCE
-
-
-#: Largest mean difference of grey values, of 255, in a block of 4 x 4 pixels of a golden screenshot.
-TOLERANCE = 8.0
-
-
-def difference(shown: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest mean absolute difference in a block of 4 x 4; infinite if the sizes differ."""
-    if shown.shape[1] != expected.shape[1] or abs(shown.shape[0] - expected.shape[0]) > 2:
-        return float("inf")
-    high = min(len(shown), len(expected)) // 4 * 4
-    wide = shown.shape[1] // 4 * 4
-    change = np.abs(shown[:high, :wide].astype(float) - expected[:high, :wide])
-    return float(change.reshape(high // 4, 4, wide // 4, 4).mean(axis=(1, 3)).max())

@@ -1,0 +1,141 @@
+"""What the hand-over page says of a run, in words for those who do not know differential privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from coterie.handover.handover_template import HANDOVER_PAGE
+from coterie.privacy.certificate import COMPOSED, UNIT_COLUMN, attacker_right, epsilon_observers
+from coterie.report import formats
+from coterie.report.graphics import THEME
+
+# How likely the attacker thinks beforehand that the data was used.
+_PRIORS = (("as likely as not", 0.5), ("one in ten", 0.1), ("one in a hundred", 0.01))
+# How well an attacker can tell, by the largest share of right guesses.
+_TELLS = ((0.65, "can hardly tell"), (0.85, "cannot reliably tell"), (1.0, "may often be able to tell"))
+
+
+def page(certificate: Mapping[str, Any], *, name: str, method: str, finished: str, fingerprint: str) -> str:
+    """Return the hand-over page as HTML without scripts or external resources.
+
+    Args:
+        certificate: of a finished run, as its ledger gives it.
+        name: of the run.
+        method: name of the strategy.
+        finished: when it ended, in words.
+        fingerprint: of the key that signed the run, hexadecimal; empty: it is not signed.
+    """
+    certified = bool(certificate["certified"])
+    private = _private(certificate) if certified else {}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(HANDOVER_PAGE).render(
+        title=f"Hand-over of {name}",
+        theme=THEME,
+        certified=certified,
+        reasons=[_sentence(reason) for reason in certificate["reasons"]],
+        name=name,
+        method=method,
+        finished=finished,
+        fingerprint=" ".join(fingerprint[i : i + 8] for i in range(0, len(fingerprint), 8)),
+        verdict=_verdict(certificate),
+        trusted=certificate["unit"] == "client",
+        version=certificate["coterie"],
+        **private,
+    )
+    return text.lstrip()
+
+
+def _verdict(certificate: Mapping[str, Any]) -> str:
+    if not certificate["certified"]:
+        return "not certified"
+    return "cannot be recomputed" if certificate["sampler"] == "fixed" else "good"
+
+
+def _private(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says of a certified run alone."""
+    one, unit = _protected(certificate)
+    shown = epsilon_observers(certificate)
+    tuned = [f"{key}: {formats.setting(value)}" for key, value in certificate["tuned_outside"].items()]
+    rights = [(words, prior, attacker_right(certificate, prior)) for words, prior in _PRIORS]
+    return {
+        "one": one,
+        "unit": unit,
+        "in_100": _of_100(rights[0][2]),
+        "tells": next(words for most, words in _TELLS if rights[0][2] <= most),
+        "seen": certificate["unit"] == "client",
+        "drawn": certificate["unit"] == "client"
+        and any(line["sampling_rate"] < 1 for lines in certificate[COMPOSED] for line in lines),
+        "people": _people(certificate),
+        "odds": [(words, _of_100(max(prior, 1 - prior)), _of_100(right)) for words, prior, right in rights],
+        "epsilon": formats.epsilon(certificate["epsilon"] if shown is None else shown),
+        "secret": "" if shown is None else formats.epsilon(certificate["epsilon"]),
+        "delta": formats.number(certificate["delta"]),
+        "outside": _outside(certificate),
+        "stated": [_sentence(item) for item in certificate["outside"]],
+        "tuned": tuned,
+    }
+
+
+def _protected(certificate: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the unit as part of a sentence, and as a sentence without its end."""
+    column = certificate["public_inputs"].get(UNIT_COLUMN)
+    if certificate["unit"] == "client":
+        return "the data of a given client", "One client, that is one site or device, with all of its data"
+    if column is None:
+        return "a given record", "One record of one client, that is one row of its table or one image"
+    return (
+        f"the data of a given {column}",
+        f"All records with the same {column} at one client, such as all visits of a patient",
+    )
+
+
+def _people(certificate: Mapping[str, Any]) -> list[tuple[str, str, bool, str]]:
+    """Return who sees what, and whether and how the guarantee holds against them."""
+    models = "the models, and what was published beside them"
+    if certificate["unit"] == "record":
+        server = ("the server and its operator", "what each client sends", True, "the client adds the noise itself")
+        others = ("other clients", "the models of every round", True, "also together with the server")
+        observer = (
+            "who listens on the network",
+            "who takes part, and when",
+            True,
+            "messages do not depend on one record",
+        )
+    else:
+        server = ("the server and its operator", "what each client sends, without noise", False, "it must be trusted")
+        others = ("other clients", "the models of every round", True, "if they do not work with the server")
+        how = "the numbers below assume that they see it"
+        observer = ("who listens on the network", "who takes part, and when", True, how)
+    return [("who gets the models", models, True, "whatever else they know"), others, observer, server]
+
+
+def _outside(certificate: Mapping[str, Any]) -> list[str]:
+    """Return what is outside the guarantee, in few words."""
+    member = "That a client is part of the federation: membership is no secret."
+    if certificate["unit"] == "record":
+        member = "That a client takes part, and how many records its settings name."
+    exact = "Exact scores, computed from the data without noise: do not publish them."
+    return [
+        *([exact] if any(", exact" in text for text in certificate["outside"]) else []),
+        "Other runs on the same data: their losses add up.",
+        member,
+        "When the run took place, how long its steps took, and how many replies were lost.",
+        "Reports that a client makes of its own data for itself, and keeps.",
+        "Theft of the data itself, at a client or by someone with access to it.",
+    ]
+
+
+def _of_100(share: float) -> str:
+    """Format a share in [0, 1] as a number of 100 cases, rounded up so that it is never understated."""
+    places = 1 if share < 0.99 else 2
+    value = math.ceil(round(100 * share * 10**places, 6)) / 10**places
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
