@@ -46,6 +46,7 @@ _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_regis
 _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
+_MASKING, _MASKING_TEST = "coterie/secure/masking.py", "tests/secure/test_masking.py"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,48 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "masking: shares leave without signatures of the survivors",
+        _MASKING,
+        "if len(good) < self.round.threshold:",
+        "if False:",
+        f"{_MASKING_TEST}::test_shares_need_enough_signatures",
+    ),
+    Mutation(
+        "masking: two lists of survivors can both get enough signatures",
+        _MASKING,
+        "or 2 * t <= n + c:",
+        "or False:",
+        f"{_MASKING_TEST}::test_thresholds_that_allow_two_lists_of_survivors_are_refused",
+    ),
+    Mutation(
+        "masking: a second list of survivors is signed",
+        _MASKING,
+        "self._next(3)",
+        "self._step = 3",
+        f"{_MASKING_TEST}::test_a_second_list_of_survivors_is_not_signed",
+    ),
+    Mutation(
+        "masking: openings need no signature",
+        _MASKING,
+        "            if not self.verify(client, _said(",
+        "            if False and not self.verify(client, _said(",
+        f"{_MASKING_TEST}::test_a_hostile_server_s_openings_are_refused_before_a_vector_leaves",
+    ),
+    Mutation(
+        "masking: a survivor's seed and key are both given",
+        _MASKING,
+        "dropped = held.keys() - set(self._signed)",
+        "dropped = held.keys()",
+        f"{_MASKING_TEST}::test_a_client_gives_a_seed_or_a_key_never_both",
+    ),
+    Mutation(
+        "masking: rounding lets a vector exceed the norm",
+        "coterie/secure/integers.py",
+        "room = 1 - math.sqrt(len(values)) / (2 * STEPS) - 2.0**-40",
+        "room = 1.0",
+        "tests/secure/test_integers.py::test_integers_have_a_norm_of_at_most_the_steps_and_err_by_half_a_step",
+    ),
     Mutation(
         "the filter of a ledger gives all of delta to both parts",
         _FILTER,

@@ -18,6 +18,7 @@ ALLOWED = {
     "performance": {"results"},
     "plugins": set(),
     "progress": set(),
+    "secure": set(),
     "settings": {"fields", "plugins"},
     "tasks": {"performance", "results"},
     "deploy": {"fields", "files", "logs"},

@@ -1,0 +1,21 @@
+"""Secure aggregation: sums of noisy vectors, of which the server sees no single one.
+
+The parts that need no network: keys, shares, masks and the integer grid, from the primitives of `cryptography`.
+"""
+
+from coterie.secure.errors import SecureError
+from coterie.secure.integers import discrete_gaussian, from_grid, to_grid, to_modulus
+from coterie.secure.masking import MaskedRound, MaskingClient, Opening, Shares, unmasked_sum
+
+__all__ = [
+    "MaskedRound",
+    "MaskingClient",
+    "Opening",
+    "SecureError",
+    "Shares",
+    "discrete_gaussian",
+    "from_grid",
+    "to_grid",
+    "to_modulus",
+    "unmasked_sum",
+]

@@ -1,0 +1,82 @@
+"""Keys of a round: X25519 agreement, HKDF, streams of AES-256 in counter mode, and sealed boxes.
+
+Every key is derived for one purpose in one round, so that none is used twice. All primitives are those of the package
+`cryptography`.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from coterie.secure.errors import SecureError
+
+#: Bytes of a public key.
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+Vector = npt.NDArray[np.uint32]
+
+
+def derive(secret: bytes, *purpose: bytes) -> bytes:
+    """Return a key of 32 bytes for one purpose, whose parts are told apart by their lengths."""
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in purpose)
+    return HKDF(SHA256(), 32, None, info).derive(secret)
+
+
+def private_key(secret: bytes, *purpose: bytes) -> X25519PrivateKey:
+    """Return the X25519 key of a secret for one purpose."""
+    return X25519PrivateKey.from_private_bytes(derive(secret, *purpose))
+
+
+def agree(private: X25519PrivateKey, other: bytes, *purpose: bytes) -> bytes:
+    """Return the key that two parties share for one purpose.
+
+    Raises:
+        SecureError: the other key is malformed, or of small order.
+    """
+    try:
+        return derive(private.exchange(X25519PublicKey.from_public_bytes(other)), *purpose)
+    except ValueError:
+        raise SecureError("a public key is malformed, or of small order") from None
+
+
+def expand(key: bytes, size: int) -> Vector:
+    """Return (size,) uniform integers modulo 2^32, a function of the key, which has this use alone.
+
+    Examples:
+        >>> expand(bytes(32), 3).dtype, bool((expand(bytes(32), 3) == expand(bytes(32), 5)[:3]).all())
+        (dtype('uint32'), True)
+    """
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(stream.update(bytes(4 * size)), "<u4").astype(np.uint32)
+
+
+def seal(key: bytes, content: bytes, context: bytes) -> bytes:
+    """Encrypt and authenticate; `context` is authenticated too, and not contained."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, context)
+
+
+def unseal(key: bytes, box: bytes, context: bytes) -> bytes:
+    """Return the content of a box.
+
+    Raises:
+        SecureError: it was sealed by another key, for another purpose, or changed.
+
+    Examples:
+        >>> unseal(bytes(32), seal(bytes(32), b"share", b"1 to 2"), b"1 to 2")
+        b'share'
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], context)
+    except (InvalidTag, ValueError):
+        raise SecureError("a box cannot be opened") from None

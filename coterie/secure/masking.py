@@ -1,0 +1,301 @@
+"""One masked sum: the server learns the sum of the survivors' vectors modulo 2^32, and nothing else about them.
+
+K. Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS 2017), Figure 4, with the
+long-term keys of a roster in place of its round AdvertiseKeys. Vectors hold their noise before they are masked.
+
+     1  opening    i draws a seed b_i and a seed of a key pair (s_i, S_i); signs S_i; for every j of the cohort U0 it
+                   seals a share of b_i and one of s_i's seed, which any t shares give back
+     2  vector     y_i = x_i + PRG(b_i) + sum over j in U1 of +-PRG(s_i s_j)   mod 2^32, where U1 opened
+     3  survivors  i signs U2, those whose vectors arrived, once
+     4  unmasking  having seen t signatures of U2, i gives its shares of b_j for j in U2, of s_j for j in U1 - U2
+     5  server     sum of y_i over U2, less PRG(b_j) for j in U2 and the pair masks with j in U1 - U2
+
+Two lists U2 with t signatures each would share at least 2t - n signers. With 2t > n + c, one of them is honest, and an
+honest client signs one list. So the server gets b_j or s_j of an honest client, never both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from coterie.secure import shamir
+from coterie.secure.errors import SecureError
+from coterie.secure.keys import Vector, agree, derive, expand, private_key, seal, unseal
+
+#: Signs what a client says; a client's own key.
+Sign = Callable[[bytes], bytes]
+#: Whether a signature (client, content, signature) is that of a client of the roster.
+Verify = Callable[[int, bytes, bytes], bool]
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """What all parties must agree on before anything is sent.
+
+    Attributes:
+        run: of the run; any bytes.
+        number: the round.
+        attempt: of the round.
+        plan: digest of the run's plan, noise included.
+        cohort: U0, identities of the clients, increasing.
+        threshold: t, the survivors below which nothing is released.
+        corrupt: c, clients that may work with the server.
+        size: entries of a vector.
+    """
+
+    run: bytes
+    number: int
+    attempt: int
+    plan: bytes
+    cohort: tuple[int, ...]
+    threshold: int
+    corrupt: int
+    size: int
+
+    def __post_init__(self) -> None:
+        n, t, c = len(self.cohort), self.threshold, self.corrupt
+        if list(self.cohort) != sorted(set(self.cohort)):
+            raise SecureError("the cohort must be increasing, without repetition")
+        if not 0 <= c < t <= n or 2 * t <= n + c:
+            raise SecureError(f"threshold {t} for {n} clients of which {c} may be corrupt: it needs 2t > n + c, t <= n")
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of all of it, which every derived key and signature contains."""
+        numbers = (self.number, self.attempt, self.threshold, self.corrupt, self.size, *self.cohort)
+        parts = (self.run, self.plan, *(str(number).encode() for number in numbers))
+        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+
+    def person(self, client: int) -> int:
+        """Return the number of a client among the shares, from 1."""
+        return self.cohort.index(client) + 1
+
+    def check_survivors(self, clients: Iterable[int], among: Iterable[int]) -> tuple[int, ...]:
+        """Return a list of clients as an increasing tuple; SecureError if it is not at least t of `among`."""
+        found = tuple(clients)
+        if list(found) != sorted(set(found)) or not set(found) <= set(among) or len(found) < self.threshold:
+            raise SecureError(
+                f"a list of survivors must be increasing, known, and of at least {self.threshold} clients"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a client sends first.
+
+    Attributes:
+        public: S_i.
+        commitment: hash of b_i, by which the server recognises wrong shares.
+        signature: of both, in this round.
+        boxes: sealed shares, by receiver; none for the client itself.
+    """
+
+    public: bytes
+    commitment: bytes
+    signature: bytes
+    boxes: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a client sends last.
+
+    Attributes:
+        seeds: shares of b_j, by survivor.
+        keys: shares of the seed of s_j, by client that dropped out.
+    """
+
+    seeds: Mapping[int, bytes]
+    keys: Mapping[int, bytes]
+
+
+def _said(round: MaskedRound, client: int, public: bytes, commitment: bytes) -> bytes:
+    return b"opening" + round.digest + str(client).encode() + b":" + public + commitment
+
+
+def _survivors_said(round: MaskedRound, survivors: Sequence[int]) -> bytes:
+    return b"survivors" + round.digest + ",".join(map(str, survivors)).encode()
+
+
+def _commitment(round: MaskedRound, client: int, seed: bytes) -> bytes:
+    return derive(seed, b"commitment", round.digest, str(client).encode())
+
+
+def _self_mask(round: MaskedRound, seed: bytes) -> Vector:
+    return expand(derive(seed, b"self mask", round.digest), round.size)
+
+
+def _pair_mask(round: MaskedRound, key: X25519PrivateKey, public: bytes, other: bytes) -> Vector:
+    return expand(agree(key, other, b"pair mask", round.digest, *sorted((public, other))), round.size)
+
+
+def _round_key(round: MaskedRound, seed: bytes) -> X25519PrivateKey:
+    return private_key(seed, b"pair key", round.digest)
+
+
+@dataclass
+class MaskingClient:
+    """A client's half of one round; each step is answered once, in order.
+
+    Args:
+        round: what the client has checked and accepts.
+        client: its identity.
+        key: its long-term key.
+        roster: long-term public keys of the cohort, by client.
+        sign: signs by its key of the roster.
+        verify: checks the signatures of others by theirs.
+    """
+
+    round: MaskedRound
+    client: int
+    key: X25519PrivateKey
+    roster: Mapping[int, bytes]
+    sign: Sign
+    verify: Verify
+    _seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), init=False, repr=False)
+    _key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), init=False, repr=False)
+    _step: int = field(default=0, init=False)
+    _opening: Opening | None = field(default=None, init=False, repr=False)
+    _held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
+    _signed: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if self.client not in self.round.cohort or not set(self.round.cohort) <= self.roster.keys():
+            raise SecureError("the cohort must contain this client, and clients of the roster alone")
+
+    def _next(self, step: int) -> None:
+        if self._step != step - 1:
+            raise SecureError(f"step {step} is not the next one of this round")
+        self._step = step
+
+    def open(self) -> Opening:
+        """Step 1."""
+        self._next(1)
+        round, n = self.round, len(self.round.cohort)
+        public = _round_key(round, self._key_seed).public_key().public_bytes_raw()
+        shares = [shamir.split(secret, round.threshold, n) for secret in (self._seed, self._key_seed)]
+        pairs = dict(zip(round.cohort, zip(*shares, strict=True), strict=True))
+        self._held[self.client] = pairs.pop(self.client)
+        commitment = _commitment(round, self.client, self._seed)
+        boxes = {
+            client: seal(self._box_key(client, sender=self.client, receiver=client), b"".join(pair), round.digest)
+            for client, pair in pairs.items()
+        }
+        signature = self.sign(_said(round, self.client, public, commitment))
+        self._opening = Opening(public, commitment, signature, boxes)
+        return self._opening
+
+    def _box_key(self, other: int, *, sender: int, receiver: int) -> bytes:
+        direction = f"{sender} to {receiver}".encode()
+        return agree(self.key, self.roster[other], b"box", self.round.digest, direction)
+
+    def mask(self, vector: Vector, openings: Mapping[int, Opening]) -> Vector:
+        """Step 2: return the masked vector, given the openings of U1 with the boxes for this client.
+
+        Raises:
+            SecureError: an opening is not signed by its client, a box is not for this one, or they are fewer than t.
+        """
+        self._next(2)
+        round, opening = self.round, self._opening
+        assert opening is not None
+        opened = round.check_survivors(sorted(openings), round.cohort)
+        mine = openings.get(self.client)
+        if mine is None or (mine.public, mine.commitment) != (opening.public, opening.commitment):
+            raise SecureError("the opening of this client is missing, or another one")
+        if vector.dtype != np.uint32 or vector.shape != (round.size,):
+            raise SecureError(f"a vector has {round.size} integers modulo 2^32")
+        for client in opened:
+            one = openings[client]
+            if not self.verify(client, _said(round, client, one.public, one.commitment), one.signature):
+                raise SecureError(f"the opening of client {client} is not signed by its key")
+            if client != self.client:
+                box_key = self._box_key(client, sender=client, receiver=self.client)
+                content = unseal(box_key, one.boxes.get(self.client, b""), round.digest)
+                if len(content) != 2 * shamir.SHARE_BYTES:
+                    raise SecureError(f"the box of client {client} does not hold two shares")
+                self._held[client] = content[: shamir.SHARE_BYTES], content[shamir.SHARE_BYTES :]
+        masked = vector + _self_mask(round, self._seed)
+        key = _round_key(round, self._key_seed)
+        for client in opened:
+            if client != self.client:
+                mask = _pair_mask(round, key, opening.public, openings[client].public)
+                masked = masked + mask if self.client < client else masked - mask
+        return masked
+
+    def sign_survivors(self, survivors: Iterable[int]) -> bytes:
+        """Step 3: return a signature of U2.
+
+        Raises:
+            SecureError: U2 has fewer than t clients, others than U1, or lacks this one.
+        """
+        self._next(3)
+        self._signed = self.round.check_survivors(survivors, self._held)
+        if self.client not in self._signed:
+            raise SecureError("the survivors lack this client")
+        return self.sign(_survivors_said(self.round, self._signed))
+
+    def unmask(self, signatures: Mapping[int, bytes]) -> Shares:
+        """Step 4: return the shares, and forget all secrets of the round.
+
+        Raises:
+            SecureError: fewer than t survivors signed the list that this client signed.
+        """
+        self._next(4)
+        said = _survivors_said(self.round, self._signed)
+        good = [client for client in self._signed if self.verify(client, said, signatures.get(client, b""))]
+        if len(good) < self.round.threshold:
+            raise SecureError(f"{len(good)} of {self.round.threshold} required clients signed this list of survivors")
+        held, self._held = self._held, {}
+        self._seed = self._key_seed = b""
+        dropped = held.keys() - set(self._signed)
+        return Shares(
+            {client: held[client][0] for client in self._signed}, {client: held[client][1] for client in dropped}
+        )
+
+
+def unmasked_sum(
+    round: MaskedRound, openings: Mapping[int, Opening], vectors: Mapping[int, Vector], shares: Mapping[int, Shares]
+) -> Vector:
+    """Step 5: return the sum of the survivors' vectors modulo 2^32.
+
+    Args:
+        round: the round.
+        openings: of U1.
+        vectors: masked, of U2.
+        shares: of at least t clients of U2.
+
+    Raises:
+        SecureError: there are too few shares, or those of a client are wrong.
+    """
+    survivors = round.check_survivors(sorted(vectors), openings)
+    givers = round.check_survivors(sorted(shares), survivors)[: round.threshold]
+    factors = shamir.weights([round.person(giver) for giver in givers])
+
+    def secret(client: int, of: Callable[[Shares], Mapping[int, bytes]]) -> bytes:
+        given = {round.person(giver): of(shares[giver]).get(client, b"") for giver in givers}
+        return shamir.combine(given, factors)
+
+    total = np.zeros(round.size, np.uint32)
+    for client in survivors:
+        seed = secret(client, lambda given: given.seeds)
+        if not hmac.compare_digest(_commitment(round, client, seed), openings[client].commitment):
+            raise SecureError(f"the shares of client {client}'s seed are not those of its opening")
+        total += vectors[client] - _self_mask(round, seed)
+    for client in sorted(openings.keys() - vectors.keys()):
+        key = _round_key(round, secret(client, lambda given: given.keys))
+        public = openings[client].public
+        if key.public_key().public_bytes_raw() != public:
+            raise SecureError(f"the shares of client {client}'s key are not those of its opening")
+        for survivor in survivors:
+            mask = _pair_mask(round, key, public, openings[survivor].public)
+            # The survivor added the mask if its number is the smaller one.
+            total = total - mask if survivor < client else total + mask
+    return total
