@@ -42,6 +42,7 @@ ALLOWED = {
         "plugins",
         "privacy",
         "progress",
+        "results",
         "tasks",
         "wire",
     },

@@ -136,6 +136,7 @@ def client_of(node: NodeConfig) -> Client:
         policy=policy,
         server=node.server or "",
         personalize=node.personalize,
+        local_report=node.local_report,
     )
 
 
@@ -268,6 +269,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
     from coterie.client.budget import require_head
     from coterie.client.handlers import HANDLERS  # imports PyTorch
+    from coterie.client.local_report import keep_local_report
     from coterie.client.own_model import keep_own_model
     from coterie.client.reply_cache import ReplyCache
 
@@ -276,6 +278,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         reply = cohort.replies(handler)[0]
         if isinstance(reply, RecordDict):
             keep_own_model(cohort, client)
+            keep_local_report(cohort, client)
         return reply
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
@@ -290,6 +293,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
             reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)
             keep_own_model(cohort, client)
+            keep_local_report(cohort, client)
         return reply
 
 

@@ -31,6 +31,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
         policy: what its owner consents to; None: everything.
         consent: the signed request for the run that asks.
         personalize: how it fits released models to its own records, on which no message depends; None: not at all.
+        local_report: whether it writes a report on received models for its owner, on which no message depends.
         head: random number of the charge for the present request, at record level; empty: none.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
@@ -48,6 +49,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     policy: Policy | None = None
     consent: Consent = NO_REQUEST
     personalize: str | None = None
+    local_report: bool = False
     head: str = ""
     run: str = ""
     app: str = ""

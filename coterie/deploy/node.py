@@ -39,6 +39,8 @@ class NodeConfig(Fields):  # large: one field per key
         code: names of objects of users (data sets, networks, training) that a server may choose.
         personalize: how it fits released models to its own records, for a model of its own that stays in its state
             folder; None: not at all.
+        local_report: whether it writes how good each received model is on its held-out records, to a file of its state
+            folder that is never sent.
         reply_seconds: least time of a reply, so that its time reveals less.
 
     Raises:
@@ -66,6 +68,7 @@ class NodeConfig(Fields):  # large: one field per key
     server: str | None = None
     code: str | None = None
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
+    local_report: bool = False
     reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """Estimates from a released histogram of scores: post-processing, which costs nothing.
 
 The raw counts are unbiased, but the noise of many empty cells adds up; a smooth density of each label, exp(cubic) in
-the logit, has little noise, but may not fit. The estimate lies between the AUC of both: at the smooth one unless it
-differs from the raw one by more than the noise explains.
+the logit, has little noise, but may not fit. The estimate lies between both: near the smooth one where noise is large
+against the misfit that a sample of this size has, and away from it where they differ by more than that explains.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _POINTS, _BEYOND = 4, 3.0
 _DEGREE, _SHRINK = 3, 0.05
 # Logits are divided by it, so that coefficients have similar sizes.
 _SCALE = 3.0
+# Share of the sampling variance of an AUC by which a smooth one differs.
+_MISFIT = 0.5
 # Repetitions by which standard errors are estimated.
 _REPETITIONS = 40
 # Noise below which counts are as good as exact.
@@ -131,14 +133,21 @@ def _fit(counts: FloatArray, noise: float) -> FloatArray:
 
 
 def _between(raw: FloatArray, smooth: FloatArray, deviations: FloatArray) -> FloatArray:
-    """Return counts between both: smooth ones, unless their AUC differs by more than the noise of the raw one."""
+    """Return counts between both, by how the noise of the raw AUC compares with the misfit of the smooth one.
+
+    The misfit is at least a half of the sampling variance of an AUC (Hanley and McNeil 1982), since a smooth density
+    does not follow the records, and at least what the difference of both shows beyond the noise.
+    """
     negative, positive = smooth.sum(axis=1)
     below, above = _ranks(smooth)
     area = float(below @ smooth[1] / positive)
     variance = (deviations[1] / positive) ** 2 * np.sum((below - area) ** 2)
     variance += (deviations[0] / negative) ** 2 * np.sum((above - area) ** 2)
-    misfit = (_area(raw) - area) ** 2
-    return raw + (variance / misfit if misfit > variance else 1.0) * (smooth - raw)
+    twice, both = area / (2 - area), 2 * area**2 / (1 + area)
+    sampling = area * (1 - area) + (positive - 1) * (twice - area**2) + (negative - 1) * (both - area**2)
+    expected = variance + _MISFIT * max(float(sampling), 0.0) / (positive * negative)
+    weight = variance / max(expected, (_area(raw) - area) ** 2, 1e-300)
+    return np.asarray(raw + weight * (smooth - raw))
 
 
 def _ranks(counts: FloatArray) -> tuple[FloatArray, FloatArray]:
