@@ -1,16 +1,19 @@
 """What models predict: losses, scores, metrics and names of each task."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie import models as networks
+from coterie.client import dpsgd, ghost
 from coterie.client.backend import train
 from coterie.client.dpsgd import DPSGD, check_supported, train_privately
 from coterie.client.ghost import clip_factors
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.datasets import Shard, TestSet
+from coterie.datasets import Shard, TestSet, Units
 from coterie.results import Performance
 from coterie.server.config import RunConfig
 from coterie.settings import ConfigError
@@ -111,6 +114,38 @@ def test_dp_sgd_clips_the_gradient_of_each_record_of_a_task(task, way):
         factors, _ = clip_factors(each.norm(dim=1), 0.4)
         assert (each.norm(dim=1) > 0.4).any()
         np.testing.assert_allclose(update, -(0.4 / len(shard.y)) * (factors @ each).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_all_ways_of_dp_sgd_agree_on_a_task(task):
+    """One after the other by torch.func, all at once by vmap, and by ghost norms of a chain."""
+    (shard,) = clients(task, (6,))
+    network, layout, start = start_of(task, [shard])
+    x, y = torch.as_tensor(shard.x)[None], torch.as_tensor(shard.y)[None]
+    there, clips = torch.ones(1, 6, dtype=torch.bool), torch.full((1, 1), 0.4, dtype=torch.float64)
+    parameters = layout.split(torch.tensor(start))
+    wanted = ghost.clipped_sums(network, parameters, x, y, there, clips, task)
+    for other in (
+        dpsgd.clipped_sums_by_vmap(network, parameters, x, y, there, clips, task),
+        dpsgd._OneByOne(network, task).sums(parameters, x, y, there, clips),
+    ):
+        for one, another in zip(wanted, other, strict=True):
+            torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_a_patient_takes_the_mean_loss_of_its_records(task):
+    (shard,) = clients(task, (6,))
+    shard = replace(shard, units=Units.named(np.array(["a", "a", "b", "b", "b", "c"]), 3))
+    network, layout, start = start_of(task, [shard])
+    check_supported(network, (4,), task, "vectors", units=True)
+    settings = DPSGD(3, 3, 1, 1.0, 0.3, 0.0, task=task)
+    rngs = [np.random.default_rng(1)], [np.random.default_rng(2)]
+    (moved,) = train_privately(network, layout, start, [shard], *rngs, [settings], batched=False)
+    each = gradients(task, network, layout, start[0], shard)
+    units = torch.stack([each[rows].mean(0) for rows in ([0, 1], [2, 3, 4], [5])])
+    factors, _ = clip_factors(units.norm(dim=1), 0.3)
+    np.testing.assert_allclose(moved, -(0.3 / 3) * (factors @ units).numpy(), atol=1e-5)
 
 
 def test_losses_are_those_of_pytorch():
