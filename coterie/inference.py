@@ -29,7 +29,7 @@ from coterie.client.layers import Additive
 from coterie.client.personal import personalised
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
-from coterie.datasets import Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
+from coterie.datasets import DataError, Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
 from coterie.models import merged
@@ -37,7 +37,7 @@ from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, Performance, read_config
 from coterie.settings import ConfigError, flat
-from coterie.tasks import Measure, Task, named_task
+from coterie.tasks import Measure, Task, TaskError, named_task
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
@@ -153,11 +153,18 @@ class TrainedModels(Sequence[nn.Module]):
         facts = Facts(card.kind, card.shape, self.task, table_schema, columns=columns)
         return local_records(Path(file), facts, networks.features(card.features), ids, held_out=held_out)
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """What the models predict."""
+        """What the models predict.
+
+        Raises:
+            TaskError: the card contradicts itself.
+        """
         task = self.schema.task if self.schema else named_task(self.card.task or "auto", self.card.num_classes)
-        return replace(task, weights=self.card.weights or ())
+        weights, outputs = self.card.weights or (), self.card.num_classes
+        if task.num_outputs != outputs or len(weights) not in (0, outputs):
+            raise TaskError(f"{outputs} outputs and {len(weights)} weights, but {task}")
+        return replace(task, weights=weights)
 
     def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:
         """Return the outputs of one model for (n, ...) prepared examples.
@@ -459,7 +466,12 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
             raise
         except (networks.ModelError, ValueError, RuntimeError) as error:
             raise InferenceError(f"{file} does not fit its card: {' '.join(str(error).split())}") from None
-    return TrainedModels(files[0].parent, cards, modules, clusters, names)
+    models = TrainedModels(files[0].parent, cards, modules, clusters, names)
+    try:
+        _ = models.task
+    except (TaskError, DataError) as error:
+        raise InferenceError(f"{files[0]} does not fit its card: {error}") from None
+    return models
 
 
 def _files(folder: Path) -> list[Path]:

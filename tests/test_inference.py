@@ -507,6 +507,12 @@ def test_a_hand_written_card_is_accepted(tmp_path):
         ({"kind": "images", "shape": [1, 2, 2], "features": "os:system"}, "code that is not Coterie's: 'os:system'"),
         ({"num-classes": 4}, r"does not fit its card: output\.bias has shape \(2,\), expected \(4,\)"),
         ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"task": "clairvoyance"}, "task is 'clairvoyance'; expected one of"),
+        ({"task": "regression"}, "task 'regression': 2 outputs are those of multi-class"),
+        ({"weights": [1.0, 2.0, 3.0]}, "does not fit its card: 2 outputs and 3 weights, but 2 classes"),
+        ({"weights": [1.0, -2.0]}, "weights is -2"),
+        ({"table-schema": TABLE_SCHEMA.replace("[target]", "[survival]")}, "does not fit its card: table-schema"),
+        ({"table-schema": TABLE_SCHEMA}, "does not fit its card: 2 outputs and 0 weights, but real targets"),
     ],
 )
 def test_a_card_that_is_wrong_is_refused(tmp_path, card, message):

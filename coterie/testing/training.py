@@ -9,7 +9,7 @@ from torch import nn
 
 from coterie.client import trainers
 from coterie.client.training_plugins import check_plugin
-from coterie.tasks import AUTO, task_of
+from coterie.tasks import AUTO, named_task, task_of
 
 
 def check_optimizer(function: Callable[..., Any]) -> None:
@@ -30,30 +30,32 @@ def check_scheduler(function: Callable[..., Any]) -> None:
     check_plugin("scheduler", function, AUTO, "scheduler")
 
 
-def check_loss(function: Callable[..., Any], num_classes: int = 10) -> None:
+def check_loss(function: Callable[..., Any], num_classes: int = 10, task: str = "auto") -> None:
     """Test a function of outputs and targets that returns the loss of every example.
 
     Args:
         function: the function.
-        num_classes: of the targets; 0: they are real numbers.
+        num_classes: of the targets, or number of labels or of bins of time; 0: they are real numbers.
+        task: "multi-label" or "survival"; "auto": classes or real numbers.
 
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("loss", function, task_of(num_classes), "loss")
+    check_plugin("loss", function, named_task(task, num_classes), "loss")
 
 
-def check_choose(function: Callable[..., Any], num_classes: int = 10) -> None:
+def check_choose(function: Callable[..., Any], num_classes: int = 10, task: str = "auto") -> None:
     """Test a function of outputs and targets that returns the score of a model, the lower the better.
 
     Args:
         function: the function.
-        num_classes: of the targets; 0: they are real numbers.
+        num_classes: of the targets, or number of labels or of bins of time; 0: they are real numbers.
+        task: "multi-label" or "survival"; "auto": classes or real numbers.
 
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
-    check_plugin("choose", function, task_of(num_classes), "choose")
+    check_plugin("choose", function, named_task(task, num_classes), "choose")
 
 
 def check_trainer(trainer: type[Any], network: nn.Module | None = None, shape: Sequence[int] = (4,)) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commands import assert_refused, document
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
@@ -16,10 +17,12 @@ from coterie.datasets.client_records import report
 from coterie.datasets.own import Declared
 from coterie.inference import load
 from coterie.performance import of_labels
+from coterie.plugins import PluginError
 from coterie.server import RunConfig, RunFolder
-from coterie.server.simulate import simulate
+from coterie.server.simulate import prepare, simulate
 from coterie.settings import ConfigError
-from coterie.tasks import TaskError, encode_labels, multi_label
+from coterie.tasks import TaskError, encode_labels, multi_label, survival
+from coterie.testing.training import check_choose, check_loss
 
 LABELS = ("diabetes", "anaemia", "copd")
 SCHEMA = f"""version = 1
@@ -164,6 +167,19 @@ def test_labels_of_a_library_are_encoded():
             multi_label(many)
 
 
+def focal(outputs, targets):
+    bits = (targets[:, None] >> torch.arange(outputs.shape[1]) & 1).to(outputs.dtype)
+    nats = torch.nn.functional.binary_cross_entropy_with_logits(outputs, bits, reduction="none")
+    return ((1 - torch.exp(-nats)) ** 2 * nats).mean(dim=1)
+
+
+def test_a_loss_of_users_gets_the_targets_of_labels():
+    check_loss(focal, 3, task="multi-label")
+    check_choose(lambda outputs, targets: focal(outputs, targets).mean(), 3, task="multi-label")
+    with pytest.raises(PluginError):
+        check_loss(torch.nn.functional.cross_entropy, 3, task="multi-label")
+
+
 # ---- metrics ----------------------------------------------------------------------------------------------
 
 
@@ -244,6 +260,77 @@ def test_a_check_states_each_label(sites, coterie):
     (entry,) = document(coterie(*words, "--json")[1])["files"].values()
     rows = rows_of(sites / "client-0.csv")
     assert entry["labels"] == {name: sum(row[name] == "1" for row in rows) for name in LABELS}
+
+
+DIGITS = """
+import numpy as np
+from sklearn.datasets import load_digits
+
+from coterie.datasets import Source
+from coterie.tasks import encode_labels, encode_times
+
+
+def split(x, y, n, task):
+    return Source("mine", x[:1200], y[:1200], x[1200:], y[1200:], n, predicts=task)
+
+
+def labels():
+    digits = load_digits()
+    x = (digits.images[:, None] / 16).astype(np.float32)
+    has = np.stack([digits.target % 2, digits.target >= 5, np.isin(digits.target, (0, 6, 8, 9))], axis=1)
+    return split(x, encode_labels(has), 3, "multi-label")
+
+
+def times():
+    digits = load_digits()
+    rng = np.random.default_rng(0)
+    y = encode_times(digits.target + rng.random(len(digits.target)), rng.random(len(digits.target)) < 0.7, [1, 2, 3, 4])
+    return split((digits.data / 16).astype(np.float32), y, 4, "survival")
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    (tmp_path / "own_tasks.py").write_text(DIGITS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "least", "more"),
+    [
+        ("labels", "roc_auc", 0.85, {"privacy-unit": "none", "groups": "2", "shift": "rotation-90"}),
+        ("labels", "roc_auc", 0.5, {"privacy-unit": "client", "epsilon": 8}),
+        ("labels", "roc_auc", 0.6, {"privacy-unit": "record", "epsilon": 8, "samples-per-client": 60}),
+        ("times", "concordance", 0.7, {"privacy-unit": "none"}),
+        ("times", "concordance", 0.5, {"privacy-unit": "record", "epsilon": 8, "samples-per-client": 60}),
+    ],
+)
+def test_a_data_set_of_a_library_states_its_task(library, tmp_path, name, metric, least, more):
+    values = {"dataset": f"own_tasks:{name}", "clients": 12, "rounds": 4, "strategy": "fedavg", "seed": 1}
+    values |= {"sampling-rate": 1.0, "lr": 0.3, "shift": "none", "groups": "1", **more}
+    folder = simulated(tmp_path / "run", values)
+    scores = json.loads((folder / "diagnostics.json").read_text())
+    assert scores[metric] > least
+    models = load(folder)
+    task = {"labels": multi_label(3), "times": survival((1.0, 2.0, 3.0, 4.0))}[name]
+    assert models.task == task
+    assert models.card.task == task.name
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"dirichlet-alpha": 0.5}, "dirichlet_alpha requires classes, but mine has 3 labels"),
+        ({"shift": "label-shift", "groups": "3"}, "'label-shift' requires labels of classes"),
+        ({"shift": "label-permutation", "groups": "3"}, "'label-permutation' requires labels of classes"),
+        ({"dataset": "own_tasks:times", "shift": "lines"}, "'lines' requires points with real targets"),
+    ],
+)
+def test_partitions_and_shifts_by_class_are_refused(library, tmp_path, more, message):
+    values = {"dataset": "own_tasks:labels", "clients": 12, "rounds": 1, "strategy": "fedavg", "seed": 1, **more}
+    with pytest.raises((DataError, ConfigError), match=message) as raised:
+        prepare(RunConfig(values))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
