@@ -60,14 +60,14 @@ def _write(cohort: Cohort, client: Client, file: Path) -> None:
         "metrics": metrics.to_json(),
     }
     write_atomic(file, (json.dumps(report, indent=2) + "\n").encode(), sync=False)
-    better = "better" if beats_constant(metrics) else "not better"
+    compared = {True: "better than", False: "not better than", None: "not comparable with"}[beats_constant(metrics)]
     log(
         INFO,
-        "client %s: the received model of round %s is %s than the best constant prediction, on %s held-out records; "
+        "client %s: the received model of round %s is %s the best constant prediction, on %s held-out records; "
         "%s is never sent",
         client.client_id,
         cohort.request.round,
-        better,
+        compared,
         len(shard.test.y),
         file.name,
     )

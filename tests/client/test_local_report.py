@@ -7,6 +7,7 @@ import pytest
 from test_own_model import REQUESTS, _sender, ask, write_data  # noqa: F401
 
 from coterie.client import local_report
+from coterie.results import Performance
 
 
 def report(folder):
@@ -41,6 +42,13 @@ def test_without_held_out_records_there_is_none(tmp_path, caplog):
         ask(tmp_path / "on", "evaluate", x, **{"local-report": True})
     files = list((tmp_path / "on").rglob("*.report.json"))
     assert bool(files) != ("no records are held out" in caplog.text)
+
+
+def test_it_is_not_called_worse_without_a_metric_to_compare(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(local_report, "_metrics", lambda *_: Performance(log_loss=0.5))  # all times are censored
+    with caplog.at_level(logging.INFO, "flwr"):
+        ask(tmp_path / "on", "evaluate", **{"local-report": True})
+    assert "is not comparable with the best constant prediction" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), OSError("disk full"), MemoryError()])
