@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.privacy import Banded, Joint, LedgerError, RRSlot, Streams, epsilon
@@ -16,6 +16,8 @@ COUNTS = st.lists(st.one_of(st.integers(0, 10**9), st.floats()), min_size=CELLS,
 
 
 @given(COUNTS, COUNTS)
+@example([1e6] + [0.0] * 63, [-1e6] + [0.0] * 63)
+@example([1e6] + [0.0] * 63, [0.0] * 63 + [1e6])
 @settings(max_examples=200, deadline=None)
 def test_one_client_moves_the_sum_by_at_most_its_norm(counts, replacement):
     others = [np.ones(CELLS), np.arange(CELLS)]
