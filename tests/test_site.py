@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import odds
 import pytest
-from browser import CHROMIUM, Browser
+from browser import BROKEN_WORDS, CHROMIUM, Browser
 from documented import ROOT, hook
 
 from coterie.strategies.registry import STRATEGIES
@@ -83,6 +83,17 @@ def test_pages_opened_as_files_are_silent_and_searchable(site, page):
         assert "krum" in browser.evaluate(first).lower()
         assert browser.errors == []
         assert [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+def test_settings_are_whole_words_on_a_phone(site):
+    with Browser() as browser:
+        browser.open(site / "settings.html", width=390)
+        broken = f"{BROKEN_WORDS}.filter(word => /^[a-z]+$/.test(word))"
+        assert browser.evaluate(broken) == []
+        browser.evaluate("document.querySelectorAll('td code').forEach(each => { each.style.wordBreak = 'break-all' })")
+        assert "clusters" in browser.evaluate(broken)
 
 
 @pytest.mark.slow
