@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,13 +63,15 @@ def _private(certificate: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "one": one,
         "unit": unit,
-        "in_100": _of_100(rights[0][2]),
+        "in_100": formats.of_100(rights[0][2]),
         "tells": next(words for most, words in _TELLS if rights[0][2] <= most),
         "seen": certificate["unit"] == "client",
         "drawn": certificate["unit"] == "client"
         and any(line["sampling_rate"] < 1 for lines in certificate[COMPOSED] for line in lines),
         "people": _people(certificate),
-        "odds": [(words, _of_100(max(prior, 1 - prior)), _of_100(right)) for words, prior, right in rights],
+        "odds": [
+            (words, formats.of_100(max(prior, 1 - prior)), formats.of_100(right)) for words, prior, right in rights
+        ],
         "epsilon": formats.epsilon(certificate["epsilon"] if shown is None else shown),
         "secret": "" if shown is None else formats.epsilon(certificate["epsilon"]),
         "delta": formats.number(certificate["delta"]),
@@ -127,13 +128,6 @@ def _outside(certificate: Mapping[str, Any]) -> list[str]:
         "Reports that a client makes of its own data for itself, and keeps.",
         "Theft of the data itself, at a client or by someone with access to it.",
     ]
-
-
-def _of_100(share: float) -> str:
-    """Format a share in [0, 1] as a number of 100 cases, rounded up so that it is never understated."""
-    places = 1 if share < 0.99 else 2
-    value = math.ceil(round(100 * share * 10**places, 6)) / 10**places
-    return f"{value:.{places}f}".rstrip("0").rstrip(".")
 
 
 def _sentence(text: str) -> str:

@@ -18,6 +18,13 @@ def percent(share: float | None) -> str:
     return MISSING if share is None or math.isnan(share) else f"{100 * share:.1f}{NBSP}%"
 
 
+def of_100(share: float) -> str:
+    """Format an upper bound in [0, 1] as a number of 100 cases, rounded up so that it is never understated."""
+    places = 1 if share < 0.99 else 2
+    value = math.ceil(round(100 * share * 10**places, 6)) / 10**places
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")
+
+
 def epsilon(value: float | None) -> str:
     """Format a privacy loss, rounded up so that it is never understated; None and NaN are infinite."""
     if value is None or not value < math.inf:

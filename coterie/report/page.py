@@ -447,8 +447,8 @@ def _odds(run: Run) -> list[str]:
     one = f"one {run.unit}" if column is None else f"one {column!r} with all records"
     return [
         f"In other words: somebody who knows all other data, sees all that is published{seen}, and guesses whether "
-        f"{one} took part, as likely as not, is right in at most {formats.percent(right)} of the cases; blind "
-        f"guesses are right in 50{formats.NBSP}%. Anyone can derive this from the ledger: coterie privacy check "
+        f"{one} took part, as likely as not, is right in at most {formats.of_100(right)} of 100 cases; blind "
+        f"guesses are right in 50. Anyone can derive this from the ledger: coterie privacy check "
         f"{run.name}."
     ]
 

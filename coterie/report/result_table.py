@@ -117,8 +117,7 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     if shown is not None:
         rows += [("", Text(f"ε = {loss} where nobody observes which clients take part"))]
     if (right := certificate.get(ODDS)) is not None and right < 1:
-        chance = f"; chance 50{formats.NBSP}%"
-        rows += [("Attacker's guess", Text(f"right in at most {formats.percent(right)} of the cases{chance}"))]
+        rows += [("Attacker's guess", Text(f"right in at most {formats.of_100(right)} of 100 cases; chance 50"))]
     if certificate.get("certified"):
         return [*rows, ("Certified", Text("yes", "bold green"))]
     reasons = reasons or "no reason was recorded"

@@ -15,6 +15,7 @@ from coterie.handover import content, pack
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.certificate import COMPOSED, attacker_right
+from coterie.report import formats
 
 FILES = ["README.txt", "SHA256SUMS", "handover.html", "ledger.jsonl", "privacy.json", "verify.py"]
 NUMBERS = {"clients": 100, "num_clusters": 2, "epsilon": 6.0, "delta": 1e-5, "clip_norm": 1.0}
@@ -201,7 +202,7 @@ def test_the_odds_are_those_of_the_certificate(tmp_path):
     ("share", "text"), [(0.5, "50"), (0.7491, "75"), (0.74901, "75"), (0.7411, "74.2"), (0.9901, "99.01"), (1.0, "100")]
 )
 def test_odds_are_never_understated(share, text):
-    assert content._of_100(share) == text
+    assert formats.of_100(share) == text
 
 
 def test_names_of_a_run_are_text_on_the_page(tmp_path):
