@@ -11,7 +11,7 @@ import sealed
 from commands import assert_refused, document, tree
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from coterie.handover import content, pack
+from coterie.handover import pack
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.certificate import COMPOSED, attacker_right
