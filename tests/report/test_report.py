@@ -367,6 +367,23 @@ def private_run(folder: Path) -> Path:
     return folder
 
 
+def test_estimates_of_a_histogram_stand_beside_the_error_of_their_noise(tmp_path):
+    folder = private_run(tmp_path / "histogram")
+    names = ("roc_auc", "average_precision", "sensitivity_at_90", "brier", "positive_share")
+    estimates = dict(zip(names, (0.834, 0.61, 0.55, 0.121, 0.2), strict=True))
+    estimates |= {"errors": dict.fromkeys(names, 0.012), "calibration": [[0.1, 0.12, 0.5], [0.4, 0.3, 0.5]]}
+    file = folder / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "estimates": estimates}))
+    text = words(page(folder))
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(result_table(Outcome.read(folder), {}))
+    for shown in (text, " ".join(console.export_text().split())):
+        assert "Noisy area under ROC curve" in shown
+        assert "0.834" in shown
+        assert "± 0.012 by the noise" in shown
+        assert "a constant has 0.160; predicted → observed in %: 10 → 12, 40 → 30" in shown
+
+
 def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     folder = private_run(tmp_path / "quiet")
     run = read_run(folder)
