@@ -40,7 +40,11 @@ class DataFiles(Settings):
         client=True,
     )
     num_classes: int | None = setting(
-        None, "own: public number of classes; 0: real targets", at_least=0, at_most=1_000_000, client=True
+        None,
+        "own: public number of classes, labels or bins of time; 0: real targets",
+        at_least=0,
+        at_most=1_000_000,
+        client=True,
     )
     task: str = setting(
         "auto", "what models predict; auto: as the table-schema or the data set says", choices=("auto", *NAMES)

@@ -116,7 +116,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     )
     loss: str = setting(
         "default",
-        "loss of an example: by default the cross-entropy, or the squared error",
+        "loss of an example: by default that of the task, such as the cross-entropy",
         choices=("default",),
         custom="loss",
         client=True,
@@ -133,8 +133,8 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     )
     pos_weight: str = setting(
         "",
-        "weight of the second of two classes in the loss; from public numbers",
-        allowed="a number such as 5",
+        "weight of positives in the loss: of the second of two classes, or of all labels or each; from public numbers",
+        allowed="numbers such as 5 or 1,5",
         check=_are_weights,
         client=True,
         tuned=True,
