@@ -463,6 +463,7 @@ def test_a_hostile_file_is_rejected_or_its_record_left_out(made, name):
 READER = """
 import json, sys
 from coterie.datasets import DataError, Declared, describe
+from coterie.tasks import task_of
 
 def memory(kind):
     with open("/proc/self/status") as status:
@@ -476,7 +477,7 @@ for module in ("PIL.Image", "PIL.TiffImagePlugin", "pyarrow.parquet"):
 before, read = memory("VmRSS"), 0
 for path, shape in json.load(sys.stdin):
     try:
-        describe(path, Declared("images" if len(shape) == 3 else "vectors", tuple(shape), 4))
+        describe(path, Declared("images" if len(shape) == 3 else "vectors", tuple(shape), task_of(4)))
     except DataError:
         pass
     read += 1

@@ -19,6 +19,7 @@ from coterie.datasets import (
 )
 from coterie.datasets.fingerprints import fingerprint
 from coterie.datasets.own import first_columns
+from coterie.tasks import task_of
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -91,7 +92,7 @@ def test_every_way_of_reading_agrees(folder, coterie, tmp_path):
     (tmp_path / "s.toml").write_text(SCHEMA)
     known = facts("own", "", None, None, SCHEMA)
     assert coterie("data", "check", folder, "--schema", tmp_path / "s.toml")[0] == 0
-    assert report(folder, Declared("vectors", known.shape, 2, BY)).usable == 4
+    assert report(folder, Declared("vectors", known.shape, task_of(2), BY)).usable == 4
     assert len(local_records(folder, known, None).x) == 4
     own_federation.cache_clear()
     shards = [own_federation(str(tmp_path), 1, known, None).shard(0)]
@@ -105,7 +106,7 @@ def test_training_and_test_data_may_be_folders(folder, tmp_path):
     home.mkdir()
     folder.rename(home / "train")
     write(home / "test" / "part-0.parquet", age=[9], outcome=["no"], site=["a"])
-    found = report(home, Declared("vectors", (5,), 2, BY))
+    found = report(home, Declared("vectors", (5,), task_of(2), BY))
     assert (found.usable, found.training, found.left_out.files) == (5, 4, 0)
 
 
@@ -205,7 +206,7 @@ def test_images_beside_a_parquet_file_stay_images(tmp_path):
     (tmp_path / "0").mkdir()
     Image.new("L", (5, 6)).save(tmp_path / "0" / "a.png")
     write(tmp_path / "labels.parquet", a=[1])
-    found = report(tmp_path, Declared("images", (1, 6, 5), 2))
+    found = report(tmp_path, Declared("images", (1, 6, 5), task_of(2)))
     assert (found.usable, found.left_out.losses[0].reason) == (1, ".parquet file beside the data that are read")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table
+from coterie.tasks import task_of
 
 openpyxl = pytest.importorskip("openpyxl")
 
@@ -225,7 +226,7 @@ def test_an_other_sheet_is_counted(workbook, tmp_path):
     path = workbook(change=change)
     table = read(path)
     assert (len(table.y), [loss.examples for loss in table.beside]) == (3, [("ward b",), ("codes",)])
-    known = Declared("vectors", (3,), 2, schema())
+    known = Declared("vectors", (3,), task_of(2), schema())
     assert "sheets beside 'Sheet', which is read, 2 sheets left out, such as ward b, codes" in describe(path, known)
     assert len(read(path, schema('sheet = "ward b"')).y) == 1
     assert "3 sheets" not in describe(path, known)
