@@ -231,8 +231,9 @@ def _headline(folder: Any) -> str:
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """Show a progress bar on a terminal, or a line per evaluated round elsewhere."""
     rounds, done = folder.config.run.rounds, folder.resumed.round if folder.resumed else 0
-    exact = "exact accuracy" if folder.plan.private else "accuracy"
-    name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else exact
+    score = folder.config.task.score_name
+    name = f"{'exact ' * folder.plan.private}{score[0].lower()}{score[1:]}"
+    name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else name
     if not console.is_terminal:
         began, first = time.monotonic(), done
 

@@ -29,7 +29,7 @@ def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
     if scores.survival is not None:
         nats = f"the Kaplan-Meier curve has {_decimals(scores.baseline_log_loss)}"
         return [
-            ("Concordance", _decimals(scores.concordance), "0.5 is chance"),
+            ("Concordance of all records", _decimals(scores.concordance), "0.5 is chance"),
             ("Log loss", _decimals(scores.log_loss), nats),
         ]
     if scores.baseline_accuracy is None:
