@@ -126,11 +126,9 @@ def swap(run):
     (run / "away").rename(second)
 
 
-def link(path, is_same=True):
+def link(path):
     target = path.parent.parent / "elsewhere"
     path.rename(target)
-    if not is_same:
-        flip(target)
     path.symlink_to(target)
 
 
@@ -152,5 +150,13 @@ CHANGES = {
     "a linked certificate": (lambda run: link(run / "privacy.json"), "symbolic link"),
     "an empty list": (lambda run: (run / "SHA256SUMS").write_text(""), "damaged"),
     "no text": (lambda run: (run / "SHA256SUMS").write_bytes(b"\xff\0"), "damaged"),
-    "a linked list": (lambda run: [(run / "SHA256SUMS").unlink(), (run / "SHA256SUMS").symlink_to("no")], "No such"),
+    "a list linked to nothing": (
+        lambda run: [(run / "SHA256SUMS").unlink(), (run / "SHA256SUMS").symlink_to("no")],
+        "symbolic link",
+    ),
+    "a linked list": (lambda run: link(run / "SHA256SUMS"), "symbolic link"),
+    "a linked signature": (
+        lambda run: [(run / "SHA256SUMS.sig").unlink(missing_ok=True), (run / "SHA256SUMS.sig").symlink_to("no")],
+        "symbolic link",
+    ),
 }

@@ -41,9 +41,12 @@ def read_manifest(run: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in SHA256SUMS, by name.
 
     Raises:
-        FileError: it cannot be read, or a line is not of its format.
+        FileError: it cannot be read, it or its signature is a link, or a line is not of its format.
     """
     path = run / MANIFEST
+    for name in (MANIFEST, SIGNATURE):
+        if (run / name).is_symlink():
+            raise FileError(f"{run / name} is a symbolic link: put the file itself there")
     content = read_bytes(path, _MAX_BYTES)
     digests: dict[str, str] = {}
     for line in content.decode("latin-1").removesuffix("\n").split("\n"):
