@@ -631,7 +631,7 @@ def test_audit_for_people(coterie, monkeypatch):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 12  # eleven attacks and the last sentence
+    assert out.count("holds") == 13  # twelve attacks and the last sentence
     assert "control" not in out
     assert "but not its absence" in out.splitlines()[-1]
 
