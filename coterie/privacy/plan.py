@@ -557,7 +557,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
-    def charge_histogram(self, ledger: Ledger, number: int, **details: Any) -> Permit:
+    def charge_histogram(self, ledger: Ledger, number: int, **details: object) -> Permit:
         """Charge one histogram of scores.
 
         Raises:

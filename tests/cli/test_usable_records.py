@@ -256,7 +256,7 @@ def test_the_client_starts_where_data_check_passes(site):
 
 def test_runs_use_what_the_reports_count(site):
     known = site.facts
-    args = (0, known.shape, known.num_classes, None)
+    args = (0, known.shape, known.task.num_outputs, None)
     assert number(own_shard(str(site.path), *args, schema=known.schema, strict=False)) == site.usable
     simulation = own_federation(str(site.home), 1, known, None)
     if site.passes or not site.usable:  # a site that loses everything is left out

@@ -417,6 +417,7 @@ def test_listing_needs_no_torch():
         "coterie.files",
         "coterie.models",
         "coterie.plugins",
+        "coterie.tasks",
     }
 
 

@@ -206,7 +206,7 @@ def test_opening_reads_what_is_after_the_anchor_alone(site, monkeypatch):
         ledger._add_anchor()
     read = []
     parse = json.loads
-    monkeypatch.setattr("coterie.privacy.ledger.json.loads", lambda text: read.append(text) or parse(text))
+    monkeypatch.setattr("coterie.privacy.ledger.json.loads", lambda text, **_: read.append(text) or parse(text))
     site.spend(2)
     assert len(read) < 10
 

@@ -182,7 +182,7 @@ class RecordLevel(Plan):  # large: what a server derives from the plans of all c
         """None: clients are charged for held-out records beside their events."""
         return Counter()
 
-    def charge_histogram(self, ledger: Ledger, number: int, **details: Any) -> Permit:
+    def charge_histogram(self, ledger: Ledger, number: int, **details: object) -> Permit:
         """Charge held-out records of a client with the largest budget."""
         return ledger.charge_held_out(number, self.worst.held_out_epsilon, **details)
 
