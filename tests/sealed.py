@@ -65,12 +65,12 @@ def charge_rounds(ledger, plan, rounds):
         for event, many in plan.worst.losses(plan.worst.compared).items() if plan.worst.compared else ():
             ledger.charge_round(rounds, event, many, **{"for": "training"})
         if plan.histograms:
-            plan.charge_histogram(ledger, rounds, **{"for": "histogram"})
+            plan.charge_histogram(ledger, rounds)
     elif rounds == plan.rounds:
         for _ in range(plan.evaluations):
             ledger.charge_round(rounds, plan.evaluation_event(), **{"for": "evaluation"})
         if plan.histograms:
-            plan.charge_histogram(ledger, rounds, **{"for": "histogram"})
+            plan.charge_histogram(ledger, rounds)
 
 
 def certify(folder):

@@ -38,6 +38,8 @@ R = TypeVar("R")
 
 #: Ways to divide a cluster's noisy sum.
 DIVISORS = ("fixed", "released")
+#: Entry of charges for histograms of scores.
+FOR_HISTOGRAM: dict[str, Any] = {"for": "histogram"}
 
 
 class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
@@ -557,13 +559,13 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
-    def charge_histogram(self, ledger: Ledger, number: int, **details: object) -> Permit:
+    def charge_histogram(self, ledger: Ledger, number: int) -> Permit:
         """Charge one histogram of scores.
 
         Raises:
             BudgetError: the charge would exceed the budget.
         """
-        return ledger.charge_round(number, self.histogram_event(), **details)
+        return ledger.charge_round(number, self.histogram_event(), **FOR_HISTOGRAM)
 
     def release_histogram(
         self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int

@@ -25,8 +25,6 @@ from coterie.wire import EvaluateRequest, Request, Summary
 from coterie.wire.messages import CONFIG, DIAGNOSTICS, SCORE_COUNTS, ReplyError, check_sender, diagnostics, parse
 
 _MAX_KEYS = 100
-# Entry of charges for histograms.
-_HISTOGRAM = {"for": "histogram"}
 _LONGEST_KEY = 100
 
 
@@ -56,7 +54,7 @@ class EvaluationExchange:
         self._run, self._aggregate = run, aggregate
         self._permit: Permit | None = None
         if self._histogram(request) and run.plan.clients_keep_ledgers:  # before clients may reply, who charge, too
-            self._permit = run.plan.charge_histogram(run.ledger, number, **_HISTOGRAM)
+            self._permit = run.plan.charge_histogram(run.ledger, number)
         self.batch = MessageBatch(run, replace(request, round=number), models, assignments, clients)
 
     @staticmethod
@@ -138,7 +136,7 @@ class EvaluationExchange:
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
         released: dict[str, Any] = {"accuracy": accuracy}
         if self._histogram(self.batch.request):
-            permit = run.plan.charge_histogram(run.ledger, number, **_HISTOGRAM)
+            permit = run.plan.charge_histogram(run.ledger, number)
             released |= _described(run.plan.release_histogram(permit, counts, run.streams, attempt))
         return MetricRecord({**released, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
 

@@ -27,7 +27,7 @@ from coterie.privacy.accountants import Event
 from coterie.privacy.clipping import clip
 from coterie.privacy.contributions import Collected, Contributions
 from coterie.privacy.ledger import Ledger, Permit
-from coterie.privacy.plan import LedgerHeader, Plan
+from coterie.privacy.plan import FOR_HISTOGRAM, LedgerHeader, Plan
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.releases import IntArray, MechanismOutput
@@ -182,9 +182,9 @@ class RecordLevel(Plan):  # large: what a server derives from the plans of all c
         """None: clients are charged for held-out records beside their events."""
         return Counter()
 
-    def charge_histogram(self, ledger: Ledger, number: int, **details: object) -> Permit:
+    def charge_histogram(self, ledger: Ledger, number: int) -> Permit:
         """Charge held-out records of a client with the largest budget."""
-        return ledger.charge_held_out(number, self.worst.held_out_epsilon, **details)
+        return ledger.charge_held_out(number, self.worst.held_out_epsilon, **FOR_HISTOGRAM)
 
     def release_histogram(
         self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int
