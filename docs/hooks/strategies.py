@@ -84,6 +84,7 @@ def reproduction(name):
     names = f"“{chosen['printed']}”" + (f" and “{chosen['certified']}”" if certified else "")
     yield f"## Published and measured\n\n{made}; the rows are {names}.\n\n" + "\n".join(lines)
     yield f"**Why they differ.** {' '.join(chosen['why'].split())} [Results](../results.md) has all rows."
+    yield "## Algorithm"
 
 
 def measured(cell, places):
