@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,11 +55,15 @@ def scales(
 
     loaded = TableSchema.load(schema)
     chosen = _chosen(loaded, column or [])
-    if not (0 < epsilon < math.inf and 0 < delta < 1):
-        raise DataError(f"--epsilon {epsilon:g} --delta {delta:g}: epsilon must be positive, delta in (0, 1)")
+    budget = epsilon if budget is None else budget
+    if not (0 < epsilon < math.inf and 0 < budget < math.inf and 0 < delta < 1):
+        raise DataError(
+            f"--epsilon {epsilon:g} --delta {delta:g} --budget {budget:g}: epsilon and budget must be positive, delta "
+            "in (0, 1)"
+        )
     table = read_table(file, loaded)
     noise = calibrate(epsilon, delta, 1.0, 1)
-    _charge(ledger, epsilon if budget is None else budget, delta, Event(1.0, noise), [each.name for each in chosen])
+    _charge(ledger, budget, delta, Event(1.0, noise), [each.name for each in chosen])
     features = [loaded.feature_names.index(each.name) for each in chosen]
     shares = [_shares(table.x[:, feature], each) for each, feature in zip(chosen, features, strict=True)]
     histograms = unit_histograms(np.stack(shares, axis=1), table.units)
@@ -72,7 +77,7 @@ def scales(
         return
     print(f"# Quartiles of noisy histograms: epsilon = {epsilon:g}, delta = {delta:g}, charged to {ledger.name}.")
     for proposal in proposals:
-        print(f"\n[[columns]]\nname = {proposal['name']!r}".replace("'", '"'))
+        print(f"\n[[columns]]\nname = {json.dumps(proposal['name'], ensure_ascii=False)}")
         if proposal["scale"] is None:
             print("# too noisy for a proposal: name fewer columns, or spend a larger epsilon")
         else:

@@ -27,8 +27,8 @@ class NoisyQuantiles:
 
     Attributes:
         values: (d, 3) quantiles at `LEVELS`, increasing, as shares of each column's range.
-        error: (d,) standard deviation of the share of units below a reported value that the noise causes, in the middle
-            of the range; infinite where the noise leaves no units.
+        error: (d,) standard deviation that the noise gives to the share of units below a value in the middle of the
+            range, for the number of units less two standard deviations; infinite where that leaves none.
     """
 
     values: FloatArray
@@ -82,6 +82,7 @@ def noisy_quantiles(histograms: FloatArray, noise_multiplier: float, rng: np.ran
         total = max(float(below[-1]), 0.0)
         rising = IsotonicRegression(y_min=0, y_max=total).fit_transform(edges, below) if total else edges
         values[column] = np.interp(np.array(LEVELS) * rising[-1], rising + 1e-9 * rising[-1] * edges, edges)
-        if total:
-            errors[column] = noise_multiplier * math.sqrt(columns * BINS / 4) / total
+        deviation = noise_multiplier * math.sqrt(columns * BINS)
+        if total > 2 * deviation:
+            errors[column] = deviation / 2 / (total - 2 * deviation)
     return NoisyQuantiles(values, errors)

@@ -88,6 +88,8 @@ def test_a_larger_budget_allows_two(scales):
         (("--epsilon", 0), "must be positive"),
         (("--epsilon", "nan"), "must be positive"),
         (("--epsilon", "inf"), "must be positive"),
+        (("--epsilon", 1, "--budget", "nan"), "must be positive"),
+        (("--epsilon", 1, "--budget", -1), "must be positive"),
         (("--epsilon", 1, "--delta", 1), "delta in (0, 1)"),
         (("--epsilon", 1, "--column", "weight"), "no numeric column with a range in the schema; there are 'age'"),
         (("--epsilon", 1, "--column", "died"), "--column died"),
