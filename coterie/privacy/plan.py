@@ -16,7 +16,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Required, Self, TypedDict, TypeVar, Unpack, cast
 
@@ -137,6 +137,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     adapts_clipping: ClassVar[bool] = False
     #: Default share of identifiers.
     default_identifier_share: ClassVar[float] = 0.0
+
+    def __str__(self) -> str:
+        """Return what is not a default, for logs."""
+        return _in_short(self)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -624,3 +628,13 @@ def _spend_for(permit: Permit, event: Event) -> None:
     if permit.event != event:
         raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {event}")
     permit.use()
+
+
+def _in_short(value: Any) -> str:
+    """Return a value, of a plan what is not a default, and of several plans the first."""
+    if is_dataclass(value):
+        names = (entry.name for entry in fields(value) if entry.repr and getattr(value, entry.name) != entry.default)
+        return f"{type(value).__name__}({', '.join(f'{name}={_in_short(getattr(value, name))}' for name in names)})"
+    if isinstance(value, tuple) and value:
+        return f"({_in_short(value[0])},)" if len(value) == 1 else f"({_in_short(value[0])}, and {len(value) - 1} more)"
+    return repr(value)

@@ -18,6 +18,8 @@ from coterie.privacy import (
     NoPrivacy,
     Paper,
     PrivacyError,
+    RecordLevel,
+    RecordPlan,
     RRSlot,
     Streams,
     clip,
@@ -464,3 +466,13 @@ def test_the_paper_s_identifiers_can_be_left_uncharged_and_the_certificate_says_
     assert np.std(drawn.scores - [0, 0, 1, 0]) == pytest.approx(1, rel=0.01)
     with pytest.raises(PrivacyError, match="requires identifier-share = 0"):
         Paper.calibrated(epsilon=8.0, identifier_share=0.2, identifier_noise=1.0, **numbers)
+
+
+def test_logs_show_what_is_no_default_and_one_of_many_plans():
+    assert str(plan()).startswith("Joint(rounds=")
+    assert "divisor" not in str(plan())
+    client = RecordPlan.calibrated(num_examples=600, batch_size=30, rounds=10, epsilon=5.0, delta=1e-4)
+    federation = RecordLevel.of((client,) * 1000, clients=1000, num_clusters=2, weights="examples")
+    assert "client_plans=(RecordPlan(" in str(federation)
+    assert "and 999 more" in str(federation)
+    assert len(str(federation)) < 500
