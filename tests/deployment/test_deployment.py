@@ -100,7 +100,7 @@ def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, 
 
 def test_secrets_are_in_no_image_no_log_and_no_run_folder(stack):
     secrets = [path for path in stack.secrets.rglob("*") if path.suffix in (".key", ".secret")]
-    assert len(secrets) == 9
+    assert len(secrets) == 10  # of three nodes two each, authority, SuperLink, SuperExec, operator
     # What is looked for: every line of a secret that is one of its own.
     parts = {
         line for path in secrets for line in path.read_text().splitlines() if len(line) > 20 and "-----" not in line
