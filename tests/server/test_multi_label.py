@@ -3,13 +3,14 @@
 import csv
 import json
 import re
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import assert_refused, document
+from site_tables import rows_of, settings_on, simulated
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table
@@ -18,8 +19,8 @@ from coterie.datasets.own import Declared
 from coterie.inference import load
 from coterie.performance import of_labels
 from coterie.plugins import PluginError
-from coterie.server import RunConfig, RunFolder
-from coterie.server.simulate import prepare, simulate
+from coterie.server import RunConfig
+from coterie.server.simulate import prepare
 from coterie.settings import ConfigError
 from coterie.tasks import TaskError, encode_labels, multi_label, survival
 from coterie.testing.training import check_choose, check_loss
@@ -30,7 +31,7 @@ SCHEMA = f"""version = 1
 columns = {list(LABELS)}
 """ + "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(4))
 HEADS = [*(f"f{j}" for j in range(4)), *LABELS]
-SETTINGS = {"rounds": 3, "clients": 4, "strategy": "fedavg", "seed": 3}
+settings = partial(settings_on, rounds=3)
 
 
 def write(path, n=60, seed=0):
@@ -50,21 +51,6 @@ def sites(tmp_path_factory):
     for site in range(4):
         write(folder / f"client-{site}.csv", seed=site)
     return folder
-
-
-def settings(sites, **more):
-    return {"dataset": "own", "data-dir": str(sites), "table-schema": str(sites / "schema.toml"), **SETTINGS, **more}
-
-
-def simulated(path, values):
-    with closing(RunFolder.create(path, RunConfig(values))) as folder:
-        simulate(folder, cores=1)
-    return path
-
-
-def rows_of(path):
-    with path.open() as file:
-        return [*csv.DictReader(file)]
 
 
 @pytest.fixture(scope="module")

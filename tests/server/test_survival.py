@@ -3,13 +3,14 @@
 import csv
 import json
 import re
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import document
+from site_tables import rows_of, settings_on, simulated
 
 from coterie import models as networks
 from coterie.client import dpsgd
@@ -18,8 +19,7 @@ from coterie.datasets import DataError, SchemaError, Source, TableSchema, own_sh
 from coterie.inference import load
 from coterie.models import ModelError
 from coterie.performance import concordance, of_times
-from coterie.server import RunConfig, RunFolder
-from coterie.server.simulate import simulate
+from coterie.server import RunConfig
 from coterie.settings import ConfigError
 from coterie.tasks import TaskError, encode_times, survival
 
@@ -31,7 +31,7 @@ event = "died"
 time-bins = [30, 90, 180]
 """ + "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(3))
 HEADS = [*(f"f{j}" for j in range(3)), "days", "died"]
-SETTINGS = {"rounds": 6, "clients": 4, "strategy": "fedavg", "seed": 3}
+settings = partial(settings_on, rounds=6)
 
 
 def write(path, n=80, seed=0):
@@ -53,21 +53,6 @@ def sites(tmp_path_factory):
     for site in range(4):
         write(folder / f"client-{site}.csv", seed=site)
     return folder
-
-
-def settings(sites, **more):
-    return {"dataset": "own", "data-dir": str(sites), "table-schema": str(sites / "schema.toml"), **SETTINGS, **more}
-
-
-def simulated(path, values):
-    with closing(RunFolder.create(path, RunConfig(values))) as folder:
-        simulate(folder, cores=1)
-    return path
-
-
-def rows_of(path):
-    with path.open() as file:
-        return [*csv.DictReader(file)]
 
 
 @pytest.fixture(scope="module")
