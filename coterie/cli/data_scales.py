@@ -42,10 +42,10 @@ def scales(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Propose mean and scale of columns whose scales nobody has published. It costs privacy, and charges it first.
+    """Propose the mean and scale of numeric columns from a private release of their quartiles.
 
-    Fewer columns have less noise. The output may be sent to the operator. What runs may spend on the same records is
-    then smaller by epsilon and delta of the ledger.
+    The release is charged to the ledger first. The noise grows with the number of columns. The output may be sent to
+    the operator. Reduce the budget of runs on the same records by the epsilon and delta of the ledger.
     """
     import numpy as np
 

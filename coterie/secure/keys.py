@@ -27,7 +27,7 @@ Vector = npt.NDArray[np.uint32]
 
 
 def derive(secret: bytes, *purpose: bytes) -> bytes:
-    """Return a key of 32 bytes for one purpose, whose parts are told apart by their lengths."""
+    """Return a 32-byte key for one purpose. Each part of the purpose is preceded by its length."""
     info = b"".join(len(part).to_bytes(4, "big") + part for part in purpose)
     return HKDF(SHA256(), 32, None, info).derive(secret)
 

@@ -29,6 +29,8 @@ from coterie.secure import shamir
 from coterie.secure.errors import SecureError
 from coterie.secure.keys import Vector, agree, derive, expand, private_key, seal, unseal
 
+#: Largest number of entries of a vector.
+MAX_SIZE = 2**23
 #: Signs what a client says; a client's own key.
 Sign = Callable[[bytes], bytes]
 #: Whether a signature (client, content, signature) is that of a client of the roster.
@@ -47,7 +49,7 @@ class MaskedRound:
         cohort: U0, identities of the clients, increasing.
         threshold: t, the survivors below which nothing is released.
         corrupt: c, clients that may work with the server.
-        size: entries of a vector.
+        size: number of entries of a vector, at most :data:`MAX_SIZE`.
     """
 
     run: bytes
@@ -61,6 +63,8 @@ class MaskedRound:
 
     def __post_init__(self) -> None:
         n, t, c = len(self.cohort), self.threshold, self.corrupt
+        if not 1 <= self.size <= MAX_SIZE:
+            raise SecureError(f"a vector has from 1 to {MAX_SIZE:,} entries, not {self.size:,}")
         if list(self.cohort) != sorted(set(self.cohort)):
             raise SecureError("the cohort must be increasing, without repetition")
         if not 0 <= c < t <= n or 2 * t <= n + c:

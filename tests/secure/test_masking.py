@@ -130,6 +130,12 @@ def test_thresholds_that_allow_two_lists_of_survivors_are_refused(t, c):
         round_of(threshold=t, corrupt=c)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2**23 + 1, 2**62])
+def test_vectors_of_an_impossible_size_are_refused_before_they_are_allocated(size):
+    with pytest.raises(SecureError, match="from 1 to"):
+        round_of(size=size)
+
+
 @pytest.mark.parametrize("cohort", [(), (1, 1, 2, 3), (3, 2, 1)])
 def test_a_cohort_that_is_no_increasing_list_is_refused(cohort):
     with pytest.raises(SecureError):
