@@ -58,6 +58,11 @@ def unit_histograms(values: npt.ArrayLike, units: npt.NDArray[np.str_] | None = 
     ])  # fmt: skip
 
 
+def noisy_histograms(histograms: FloatArray, noise_multiplier: float, rng: np.random.Generator) -> FloatArray:
+    """Return the (d, BINS) histograms with noise of `noise_multiplier` times their sensitivity, sqrt(d)."""
+    return histograms + math.sqrt(len(histograms)) * gaussian(rng, noise_multiplier, histograms.shape)
+
+
 def noisy_quantiles(histograms: FloatArray, noise_multiplier: float, rng: np.random.Generator) -> NoisyQuantiles:
     """Release the quantiles of :func:`unit_histograms`; charge the event (sampling rate 1) before the call.
 
@@ -74,7 +79,7 @@ def noisy_quantiles(histograms: FloatArray, noise_multiplier: float, rng: np.ran
     from sklearn.isotonic import IsotonicRegression
 
     columns = len(histograms)
-    noisy = histograms + math.sqrt(columns) * gaussian(rng, noise_multiplier, histograms.shape)
+    noisy = noisy_histograms(histograms, noise_multiplier, rng)
     edges = np.linspace(0, 1, BINS + 1)
     values, errors = np.empty((columns, len(LEVELS))), np.full(columns, math.inf)
     for column, counts in enumerate(noisy):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.privacy import calibrate
-from coterie.privacy.quantiles import BINS, noisy_quantiles, unit_histograms
+from coterie.privacy.quantiles import BINS, noisy_histograms, noisy_quantiles, unit_histograms
 
 
 def rows(rng, n, d):
@@ -34,23 +34,12 @@ def test_adding_a_unit_with_all_its_records_moves_them_by_no_more(case):
     assert np.linalg.norm(difference) <= np.sqrt(d) + 1e-9
 
 
-def test_the_noise_is_what_the_charge_says():
-    draws = [noisy_bins(seed) for seed in range(40)]
-    assert np.std(draws) == pytest.approx(3.0 * np.sqrt(2), rel=0.05)
-
-
-def noisy_bins(seed):
-    """The noise of two columns, read off the histograms that the release sees."""
-    seen = []
-
-    class Recording(np.random.Generator):
-        def standard_normal(self, *args, **kwargs):
-            drawn = super().standard_normal(*args, **kwargs)
-            seen.append(drawn)
-            return drawn
-
-    noisy_quantiles(np.full((2, BINS), 5.0), 3.0, Recording(np.random.PCG64(seed)))
-    return 3.0 * np.sqrt(2) * np.sum(seen, axis=0) / 2
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_the_noise_is_the_multiplier_times_the_sensitivity(columns):
+    rng, histograms = np.random.default_rng(columns), np.full((columns, BINS), 5.0)
+    noise = [noisy_histograms(histograms, 3.0, rng) - histograms for _ in range(100)]
+    assert np.std(noise) == pytest.approx(3.0 * np.sqrt(columns), rel=0.05)
+    assert abs(np.mean(noise)) < 0.3
 
 
 def test_quartiles_are_near_and_the_stated_error_is_that_of_the_median():
