@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, 
 MAX_TEXT, MAX_SCHEMA = 4096, 2**20
 # Characters of a value in an error.
 _LONGEST_SHOWN = 60
-_NOUNS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+_NOUNS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", bytes: "bytes"}
 
 
 class FieldError(ValueError):
@@ -72,7 +72,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Length:
-    """Maximum number of entries of a list, or of characters of a string."""
+    """Maximum number of entries of a list, of characters of a string, or of bytes."""
 
     maximum: int
 
@@ -87,7 +87,7 @@ class Kind:
         many: whether it is a list of such values.
         bounds: range of a number.
         choices: allowed strings; empty: any.
-        longest: maximum number of entries of a list, and of characters of a string.
+        longest: maximum number of entries of a list, of characters of a string, and of bytes.
     """
 
     types: tuple[type, ...]
@@ -155,6 +155,9 @@ class Kind:
             )
         if isinstance(value, str):
             self._check_text(key, value)
+        elif isinstance(value, bytes):
+            if len(value) > self.longest:
+                raise FieldError(f"{key} has {len(value)} bytes; expected at most {self.longest}")
         elif value not in self.bounds:
             noun = "a finite number" if type(value) is float else "an integer"
             limits = "" if self.bounds == Bounds() else f" in {self.bounds}"

@@ -14,6 +14,8 @@ Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``que
 One-shot clustering of records adds three verbs. The replies to ``train.gan`` and ``train.centroids`` are an ``update``
 with the one entry ``points``: float32 points of the data's shape, any number within bounds. ``query.label`` carries the
 result, with which clients label their records; the reply has ``diagnostics`` if requested.
+
+A masked round has four: ``train.open``, ``train.masked``, ``train.survivors``, ``train.unmask`` (wire/masked.py).
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ SCORE_COUNTS = "score-counts"
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
+#: The four steps of a masked round (wire/masked.py).
+OPEN, MASKED, SURVIVORS, UNMASK = "train.open", "train.masked", "train.survivors", "train.unmask"
 #: Message types whose replies a client charges at record level.
 CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
@@ -52,7 +56,9 @@ HEAD = "head"
 _HEAD = re.compile(r"[0-9a-f]{32}")
 #: Keys of a message that may change when a run is resumed and do not affect the reply.
 PLACES_OF_CLIENTS = ("data-dir", "device", RUN_REQUEST, HEAD)
-_POINTS = "points"
+_POINTS, _MASKED = "points", "masked"
+# Types of arrays in replies, as NumPy's headers name them; both have four bytes.
+_FLOAT32, _UINT32 = "<f4", "<u4"
 
 #: Codes of error replies, by kind: the budget or the policy of a client does not allow the request, the client has no
 #: data, or anything else, whose details are in the client's own log.
@@ -376,27 +382,47 @@ def check_sender(content: RecordDict, client_id: int, round: int) -> None:
             raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
 
 
-def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """A float32 array of this shape.
+def pack_integers(values: npt.NDArray[np.uint32]) -> ArrayRecord:
+    """An (n,) masked vector as the ArrayRecord of a reply."""
+    data = _header(values.shape, _UINT32) + np.asarray(values, _UINT32).tobytes()
+    return ArrayRecord({_MASKED: Array("uint32", values.shape, "numpy.ndarray", data)})
+
+
+def read_integers(content: RecordDict, *, client_id: int, round: int, size: int) -> npt.NDArray[np.uint32]:
+    """(n,) integers modulo 2^32 of a reply; shape and type alone are checked, since any integers may be valid.
+
+    Raises:
+        ReplyError: wrong client or round, names, shape or type.
+    """
+    _, update = _parts(content, client_id, round)
+    if tuple(update) != (_MASKED,):
+        raise ReplyError(f"the arrays are {list(update)}, expected {[_MASKED]}")
+    values: npt.NDArray[np.uint32] = _read(_MASKED, update[_MASKED], (size,), _UINT32).astype(np.uint32)
+    return values
+
+
+def _read(name: str, array: Array, shape: tuple[int, ...], descr: str = _FLOAT32) -> npt.NDArray[Any]:
+    """An array of this shape and type.
 
     Raises:
         ReplyError: it has another shape or type, is too long, or damaged.
     """
-    if array.dtype != "float32" or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
-        raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
+    dtype = np.dtype(descr).name
+    if array.dtype != dtype or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
+        raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected {dtype} {shape}")
     if len(array.data) > _MAX_HEADER + 4 * int(np.prod(shape)):
-        raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
+        raise ReplyError(f"{name} has {len(array.data)} bytes, too many for {dtype} {shape}")
     try:
-        return _unpack(array, shape)
+        return _unpack(array, shape, descr)
     except Exception as error:  # untrusted bytes from the network
         raise ReplyError(f"{name} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=256)
-def _header(shape: tuple[int, ...]) -> bytes:
-    """NumPy's header of a float32 array of this shape; parsing it would cost more than the rest."""
+def _header(shape: tuple[int, ...], descr: str = _FLOAT32) -> bytes:
+    """NumPy's header of an array of this shape and type; parsing it would cost more than the rest."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
 
@@ -406,21 +432,21 @@ def _pack(values: npt.NDArray[np.float32]) -> Array:
     return Array("float32", values.shape, "numpy.ndarray", _header(values.shape) + values.tobytes())
 
 
-def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """The float32 array of this shape that ``array`` holds.
+def _unpack(array: Array, shape: tuple[int, ...], descr: str = _FLOAT32) -> npt.NDArray[Any]:
+    """The array of this shape and type that ``array`` holds.
 
     Raises:
         ValueError: it declares another shape, type or length (checked before memory is allocated), or is damaged.
     """
-    header = _header(shape)
+    header = _header(shape, descr)
     if array.stype == "numpy.ndarray" and array.data[: len(header)].replace(b"\t", b" ") == header:  # flower/sizes.py
-        return np.frombuffer(array.data, "<f4", offset=len(header)).reshape(shape)
+        return np.frombuffer(array.data, descr, offset=len(header)).reshape(shape)
     stream = io.BytesIO(array.data)
     major, _ = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
     claimed, _, dtype = read(stream)
-    if claimed != shape or dtype != np.float32:
-        raise ValueError(f"the array is {dtype} {claimed}, expected float32 {shape}")
+    if claimed != shape or dtype != np.dtype(descr):
+        raise ValueError(f"the array is {dtype} {claimed}, expected {np.dtype(descr).name} {shape}")
     if (held := len(array.data) - stream.tell()) != (size := 4 * int(np.prod(shape))):
         raise ValueError(f"the array has {held} bytes, expected {size}")
     return array.numpy()

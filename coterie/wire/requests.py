@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -37,6 +39,7 @@ from coterie.fields import (
     REBALANCE_TRAIN,
     ROUNDS,
     SEED,
+    SIZE,
     Bounds,
     FieldError,
     Fields,
@@ -52,6 +55,7 @@ from coterie.wire.messages import (
     GAN,
     LABEL,
     LOSSES,
+    MASKED,
     MODELS,
     PLACES_OF_CLIENTS,
     TRAIN,
@@ -59,6 +63,8 @@ from coterie.wire.messages import (
     unpack_models,
 )
 
+#: Clients in a masked round, and bytes of a key, a signature, a box or a share.
+MAX_COHORT, MAX_ENTRY = 10_000, 256
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
@@ -178,6 +184,51 @@ class TrainRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedTrainRequest(TrainRequest):
+    """Step 2 of a masked round (wire/masked.py): train as for :class:`TrainRequest`, and return a masked vector.
+
+    The lists are of the clients U1 that have opened the round, in their order.
+
+    Attributes:
+        run: name of the run, as in step 1.
+        attempt: of the round, as in step 1.
+        opened: ids of these clients, increasing.
+        publics: their public keys of the round.
+        commitments: to their seeds.
+        signatures: of both.
+        boxes: the shares that they have sealed for the receiver; an empty one of the receiver itself.
+    """
+
+    message_type: ClassVar[str] = MASKED
+
+    run: Annotated[str, Length(64)]
+    attempt: Annotated[int, Bounds(0, ROUNDS.high)]
+    opened: Annotated[tuple[int, ...], Length(MAX_COHORT), SIZE]
+    publics: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    commitments: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    boxes: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_lists(self.opened, self.publics, self.commitments, self.signatures, self.boxes)
+        if self.record_plans is not None:
+            raise RequestError("a masked round has no record-level plans")
+
+
+def check_lists(clients: Sequence[int], *lists: Sequence[bytes]) -> None:
+    """Check lists of bytes, one entry a client.
+
+    Raises:
+        RequestError: the clients are not increasing, a list has another length, or an entry is too long.
+    """
+    if any(one >= other for one, other in pairwise(clients)):
+        raise RequestError("a list of clients must be increasing, without repetition")
+    if any(len(one) != len(clients) for one in lists) or any(len(entry) > MAX_ENTRY for one in lists for entry in one):
+        raise RequestError(f"a list has one entry of at most {MAX_ENTRY} bytes for every client")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossesRequest(Request):
     """Return the loss of every model that was sent (LCFL).
 
@@ -266,6 +317,8 @@ REQUESTS: dict[str, type[Request]] = {
     request.message_type: request
     for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
+# Those, and step 2 of a masked round.
+_WITH_MODELS: dict[str, type[Request]] = {**REQUESTS, MASKED: MaskedTrainRequest}
 
 
 def read_request(
@@ -274,7 +327,7 @@ def read_request(
     """Read a message to a client: the request, (k, d) models, and their layout.
 
     Args:
-        message_type: a key of :data:`REQUESTS`.
+        message_type: a key of :data:`REQUESTS`, or that of :class:`MaskedTrainRequest`.
         content: the message.
         finite: whether models with NaN or Inf are rejected.
 
@@ -284,7 +337,7 @@ def read_request(
     """
     if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
         raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
-    request, record = REQUESTS[message_type].from_record(content[CONFIG]), content.array_records[MODELS]
+    request, record = _WITH_MODELS[message_type].from_record(content[CONFIG]), content.array_records[MODELS]
     if len({key.partition("/")[0] for key in record}) > MAX_CLUSTERS:
         raise RequestError(f"the message has more than {MAX_CLUSTERS} models")
     try:

@@ -1,0 +1,249 @@
+"""Requests and replies of a masked round: read as they were sent, bounded, and malformed ones are refused by name."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+from coterie.secure import MaskedRound, Opening, SecureError, Shares
+from coterie.wire import RequestError
+from coterie.wire.masked import (
+    ROUND_REQUESTS,
+    OpenRequest,
+    SignedKey,
+    SurvivorsRequest,
+    UnmaskRequest,
+    opened_fields,
+    openings_for,
+    pack_masked,
+    pack_opening,
+    pack_shares,
+    pack_signature,
+    read_masked,
+    read_opening,
+    read_shares,
+    read_signature,
+)
+from coterie.wire.messages import CONFIG, REPLY, UPDATE, Layout, ReplyError, pack_models
+from coterie.wire.requests import MaskedTrainRequest, read_request
+
+ROUND = MaskedRound(b"run", 2, 0, b"plan", (1, 4, 6), 2, 0, 5)
+BOUND = {"run": "run", "round": 2, "attempt": 0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    corrupt: int = 0
+
+    def threshold(self, number):
+        return 2
+
+    def vector_size(self, size, shared):
+        return 2 * size + 2
+
+
+def opening_of(client):
+    boxes = {other: bytes([client, other]) * 46 for other in ROUND.cohort if other != client}
+    return Opening(bytes([client]) * 32, bytes(32), b"signature", boxes)
+
+
+OPEN = OpenRequest(
+    **BOUND,
+    plan="{}",
+    parameters=10,
+    shared=0,
+    cohort=(1, 4, 6),
+    node_keys=(b"a", b"b", b"c"),
+    box_keys=(b"d", b"e", b"f"),
+    key_signatures=(b"g", b"h", b"i"),
+)
+OPENED = opened_fields({client: opening_of(client) for client in ROUND.cohort}, 4)
+TRAIN = MaskedTrainRequest(**BOUND, **OPENED)
+REQUESTS = [
+    OPEN,
+    TRAIN,
+    SurvivorsRequest(**BOUND, survivors=(1, 6)),
+    UnmaskRequest(**BOUND, signers=(1, 6), signatures=(b"x", b"y")),
+]
+
+
+def sent(content):
+    """What arrives over a network."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.message_type)
+def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(request_):
+    content = sent(RecordDict({CONFIG: ConfigRecord(request_.to_record())}))
+    record = content.config_records[CONFIG]
+    assert type(request_).from_record(record) == request_
+    for key in request_.to_record().keys() - {"additive", "first-batch", "choice"}:
+        with pytest.raises(RequestError, match=f"{key} is missing"):
+            type(request_).from_record({name: value for name, value in record.items() if name != key})
+
+
+def test_every_type_of_request_is_read():
+    assert [*ROUND_REQUESTS, MaskedTrainRequest.message_type] == [
+        "train.open",
+        "train.survivors",
+        "train.unmask",
+        "train.masked",
+    ]
+
+
+LONG = b"x" * 257
+BAD = {
+    "no run": {"run": 5},
+    "a long run": {"run": "x" * 65},
+    "round 0": {"round": 0},
+    "attempt -1": {"attempt": -1},
+    "a fraction": {"attempt": 0.5},
+    "long terms": {"plan": "x" * 20_001},
+    "no parameters": {"parameters": 0},
+    "too many parameters": {"parameters": 2**23 + 1},
+    "more shared parameters than there are": {"shared": 11},
+    "a client twice": {"cohort": [1, 1, 6]},
+    "clients in another order": {"cohort": [6, 4, 1]},
+    "a negative client": {"cohort": [-1, 4, 6]},
+    "a client that is no number": {"cohort": ["1", "4", "6"]},
+    "one client too few": {"cohort": [1, 4]},
+    "one key too few": {"box-keys": [b"d", b"e"]},
+    "a long key": {"node-keys": [b"a", b"b", LONG]},
+    "keys as text": {"box-keys": ["d", "e", "f"]},
+    "one key": {"box-keys": b"def"},
+    "too large a cohort": {"cohort": list(range(10_001))},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_malformed_opening_request_is_refused(name):
+    with pytest.raises(RequestError):
+        OpenRequest.from_record({**OPEN.to_record(), **BAD[name]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"opened": [1, 4]},
+        {"opened": [1, 6, 4]},
+        {"boxes": [LONG, b"", b""]},
+        {"commitments": []},
+        {"record-plans": "[]"},
+    ],
+)
+def test_a_malformed_training_request_is_refused(change):
+    with pytest.raises(RequestError):
+        MaskedTrainRequest.from_record({**TRAIN.to_record(), **change})
+
+
+def test_a_training_request_has_models_and_openings():
+    layout = Layout(("w",), ((3,),))
+    content = RecordDict(
+        {CONFIG: ConfigRecord(TRAIN.to_record()), "models": pack_models(np.ones((2, 3), np.float32), layout)}
+    )
+    request, models, _ = read_request("train.masked", sent(content))
+    assert request == TRAIN
+    assert models.shape == (2, 3)
+    openings = openings_for(request, 4)
+    assert {client: one.public for client, one in openings.items()} == {c: bytes([c]) * 32 for c in ROUND.cohort}
+    assert openings[1].boxes == {4: bytes([1, 4]) * 46}
+    assert openings[4].boxes == {4: b""}
+
+
+def test_both_halves_agree_on_the_round_and_its_digest_covers_the_keys():
+    round = OPEN.masked_round(Plan())
+    assert (round.run, round.number, round.cohort, round.threshold, round.size) == (b"run", 2, (1, 4, 6), 2, 22)
+    for change in ({"plan": "{ }"}, {"parameters": 9}, {"shared": 1}, {"box_keys": (b"d", b"e", b"g")}):
+        other = OpenRequest(**{**vars(OPEN), **change}).masked_round(Plan())
+        assert other.digest != round.digest, change
+    with pytest.raises(SecureError, match="2t > n"):
+        OPEN.masked_round(Plan(corrupt=1))
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------------
+
+
+def test_replies_are_read_as_they_were_sent():
+    who = {"client_id": 4, "round": 2}
+    read = {"client_id": 4, "round": ROUND}
+    opening, shares = opening_of(4), Shares({1: bytes(32), 6: b"\x01" * 32}, {4: bytes(32)})
+    assert read_opening(sent(pack_opening(opening, **who)), **read) == opening
+    assert read_signature(sent(pack_signature(b"signed", **who)), **read) == b"signed"
+    assert read_shares(sent(pack_shares(shares, **who)), **read) == shares
+    none_dropped = Shares({1: bytes(32)}, {})
+    assert read_shares(sent(pack_shares(none_dropped, **who)), **read) == none_dropped
+    vector = np.array([0, 1, 2**31, 2**32 - 1, 7], np.uint32)
+    np.testing.assert_array_equal(read_masked(sent(pack_masked(vector, **who)), **read), vector)
+
+
+def changed(content, **values):
+    record = ConfigRecord({**content.config_records[REPLY], **values})
+    return RecordDict({**content, REPLY: record})
+
+
+GOOD = pack_opening(opening_of(4), client_id=4, round=2)
+HOSTILE_OPENINGS = {
+    "another client": changed(GOOD, **{"client-id": 1}),
+    "another round": changed(GOOD, round=3),
+    "no key": changed(GOOD, public=b""),
+    "a long signature": changed(GOOD, signature=LONG),
+    "text": changed(GOOD, commitment="x"),
+    "a box for itself": changed(GOOD, **{"boxes-of": [1, 4]}),
+    "a box too few": changed(GOOD, **{"boxes-of": [1], "boxes": [b"x"]}),
+    "a box twice": changed(GOOD, **{"boxes-of": [1, 1]}),
+    "a long box": changed(GOOD, boxes=[LONG, b"x"]),
+    "boxes of text": changed(GOOD, boxes=["x", "y"]),
+    "no list": changed(GOOD, boxes=5),
+    "nothing": RecordDict(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_OPENINGS)
+def test_malformed_openings_are_refused(name):
+    with pytest.raises(ReplyError):
+        read_opening(HOSTILE_OPENINGS[name], client_id=4, round=ROUND)
+
+
+VECTOR = pack_masked(np.arange(5, dtype=np.uint32), client_id=4, round=2)
+
+
+def with_array(array, name="masked"):
+    return RecordDict({**VECTOR, UPDATE: ArrayRecord({name: array})})
+
+
+HOSTILE_VECTORS = {
+    "floats": with_array(Array(np.zeros(5, np.float32))),
+    "64 bits": with_array(Array(np.zeros(5, np.uint64))),
+    "signed": with_array(Array(np.zeros(5, np.int32))),
+    "another size": with_array(Array(np.zeros(6, np.uint32))),
+    "another shape": with_array(Array(np.zeros((5, 1), np.uint32))),
+    "another name": with_array(Array(np.zeros(5, np.uint32)), "update"),
+    "floats that claim to be integers": with_array(
+        Array("uint32", (5,), "numpy.ndarray", Array(np.zeros(5, np.float32)).data)
+    ),
+    "cut": with_array(Array("uint32", (5,), "numpy.ndarray", Array(np.zeros(5, np.uint32)).data[:-1])),
+    "no array": changed(RecordDict({REPLY: VECTOR.config_records[REPLY]})),
+    "another round": changed(VECTOR, round=1),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_VECTORS)
+def test_vectors_of_another_shape_or_type_are_refused(name):
+    with pytest.raises(ReplyError):
+        read_masked(HOSTILE_VECTORS[name], client_id=4, round=ROUND)
+
+
+def test_shares_of_strangers_are_refused():
+    with pytest.raises(ReplyError, match="outside the cohort"):
+        read_shares(pack_shares(Shares({9: bytes(32)}, {}), client_id=4, round=2), client_id=4, round=ROUND)
+
+
+def test_a_signed_key_is_read_from_an_identity_reply():
+    key = SignedKey(b"node", b"box", b"signature")
+    assert SignedKey.from_record({"client-id": 3, **key.to_record()}) == key
+    for bad in ({"box-key": b""}, {"box-key": "box"}, {"key-signature": LONG}, {"node-key": None}):
+        assert SignedKey.from_record({**key.to_record(), **bad}) is None
+    assert SignedKey.from_record({"client-id": 3}) is None
