@@ -1,13 +1,12 @@
 """Processes of a deployment on one machine: a SuperLink, its clients and their run, which end together.
 
 Every process is started in a session of its own, so that Ctrl-C reaches the supervisor alone, and with a variable that
-names the folder of the deployment, so that what an earlier supervisor left is recognized. On Linux, the kernel ends a
-process whose supervisor was killed.
+names the folder of the deployment, so that what an earlier supervisor left is recognized. A guard, a process that does
+nothing but wait for the end of the supervisor, ends what a killed supervisor leaves.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import shutil
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,9 +27,7 @@ from coterie.files import open_private, private_folder
 TRIAL = "COTERIE_TRIAL"
 _SECONDS = 15.0  # until a process that was asked to end is killed
 _LINES = 15  # of a log, in an error
-_PR_SET_PDEATHSIG = 1
 _PROCESSES = Path("/proc")
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 
 
 class Trial:
@@ -47,25 +44,20 @@ class Trial:
         self.folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
-        self._lock: IO[bytes] | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> Trial:
         private_folder(self.folder / "logs")
-        self._lock = open_private(self.folder / "logs" / "lock", "wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise DeployError(
-                f"{self.folder}: is in use by another coterie poc: end it with Ctrl-C, or choose another folder"
-            ) from None
-        self._end_leftovers()
+        with ExitStack() as held:
+            lock = held.enter_context(_locked(self.folder))
+            end_processes_of(self.folder)
+            held.enter_context(_guard(self.folder, lock))
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        if self._lock is not None:
-            self._lock.close()
+        with self._held:
+            self.stop()
 
     def log(self, name: str) -> Path:
         """The log of a process; a second start goes on in it."""
@@ -83,7 +75,6 @@ class Trial:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
 
     def ended(self) -> dict[str, int]:
@@ -126,7 +117,7 @@ class Trial:
         processes = [self._processes[name] for name in reversed(self._processes)]
         self._processes = {}
         self._end(processes)
-        self._end_leftovers()
+        end_processes_of(self.folder)
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in processes:
@@ -140,16 +131,6 @@ class Trial:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _end_leftovers(self) -> None:
-        """End processes of this folder that are no longer supervised, or are in other sessions."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + _SECONDS / 3
-            for process in processes_of(self.folder):
-                with suppress(ProcessLookupError):
-                    os.kill(process, number)
-            while any(processes_of(self.folder)) and time.monotonic() < deadline:
-                time.sleep(0.1)
-
 
 def processes_of(folder: Path) -> Iterator[int]:
     """Ids of the living processes of a trial, where the system has /proc; the processes are this user's."""
@@ -158,6 +139,19 @@ def processes_of(folder: Path) -> Iterator[int]:
         with suppress(OSError):
             if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 yield int(entry.name)
+
+
+def end_processes_of(folder: Path) -> None:
+    """End all processes of a trial: they are asked to end, and killed if they have not after some seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _SECONDS / 3
+        asked: set[int] = set()
+        while (living := set(processes_of(folder))) and time.monotonic() < deadline:
+            for process in living - asked:  # also those that others start in their last moments
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+            asked |= living
+            time.sleep(0.1)
 
 
 def free_ports(number: int) -> list[int]:
@@ -197,6 +191,57 @@ def program(name: str) -> str:
     return str(beside) if beside.exists() else shutil.which(name) or name
 
 
-def _end_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+@contextmanager
+def _locked(folder: Path) -> Iterator[IO[bytes]]:
+    """Hold the lock of a trial.
+
+    The guard of a killed supervisor holds its lock until it has ended the processes: that is waited for.
+
+    Raises:
+        DeployError: another supervisor holds it.
+    """
+    with open_private(folder / "logs" / "lock", "ab") as lock:
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if _supervised(folder) or time.monotonic() > deadline:
+                    raise DeployError(
+                        f"{folder}: is in use by another coterie poc: end it with Ctrl-C, or choose another folder"
+                    ) from None
+            time.sleep(0.1)
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+        lock.flush()
+        yield lock
+
+
+def _supervised(folder: Path) -> bool:
+    """Whether the supervisor that holds the lock lives."""
+    try:
+        os.kill(int((folder / "logs" / "lock").read_text()), 0)
+    except (ValueError, OSError):  # another user's process is not the supervisor
+        return False
+    return True
+
+
+@contextmanager
+def _guard(folder: Path, lock: IO[bytes]) -> Iterator[None]:
+    """Run a guard, which holds the lock as well and reads a pipe that ends with this process."""
+    guard = subprocess.Popen(
+        [sys.executable, "-P", "-m", "coterie.deploy.trial", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[lock.fileno()],
+        start_new_session=True,
+    )
+    with guard:  # closes the pipe, and waits
+        yield
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    end_processes_of(Path(sys.argv[1]))

@@ -15,6 +15,9 @@ from coterie.deploy.trial import TRIAL, Trial, free_ports, interruptible, proces
 #: Starts a process in a session of its own, which would survive the end of its parent's group.
 PARENT = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
 
+#: Ignores a request to end.
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
 
 def until(happened, seconds=10):
     deadline = time.monotonic() + seconds
@@ -36,33 +39,33 @@ def test_all_processes_end_with_what_they_started(tmp_path):
 
 def test_a_process_that_ignores_a_request_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("coterie.deploy.trial._SECONDS", 0.3)
-    stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    )
     with Trial(tmp_path) as trial:
-        trial.start("stubborn", [sys.executable, "-c", stubborn], os.environ)
+        trial.start("stubborn", [sys.executable, "-c", STUBBORN], os.environ)
         until(lambda: "up" in trial.log("stubborn").read_text())
     assert alive(tmp_path) == []
 
 
-def test_a_killed_supervisor_leaves_nothing(tmp_path):
-    """The kernel ends its processes; what is left nevertheless ends when the next supervisor starts."""
+@pytest.mark.parametrize("waits", [True, False], ids=["the guard", "the next supervisor"])
+def test_a_killed_supervisor_leaves_nothing(tmp_path, waits):
+    """Not even a process that ignores requests to end, or one in a session of its own."""
     code = f"""
 import os, pathlib, sys, time
-from coterie.deploy.trial import Trial
-trial = Trial(pathlib.Path({str(tmp_path)!r})).__enter__()
-trial.start("sleep", ["sleep", "60"], os.environ)
-trial.start("parent", [sys.executable, "-c", {PARENT!r}], os.environ)
+from coterie.deploy import trial
+trial._SECONDS = 3
+supervisor = trial.Trial(pathlib.Path({str(tmp_path)!r})).__enter__()
+supervisor.start("stubborn", [sys.executable, "-c", {STUBBORN!r}], os.environ)
+supervisor.start("parent", [sys.executable, "-c", {PARENT!r}], os.environ)
 print("up", flush=True)
 time.sleep(60)
 """
     supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert supervisor.stdout.readline() == b"up\n"
-    until(lambda: len(alive(tmp_path)) == 3)
+    until(lambda: len(alive(tmp_path)) == 3 and "up" in (tmp_path / "logs" / "stubborn.log").read_text())
     supervisor.kill()
     supervisor.wait()
     supervisor.stdout.close()
-    until(lambda: len(alive(tmp_path)) == 1)  # in a session of its own
+    if waits:
+        until(lambda: alive(tmp_path) == [])
     with Trial(tmp_path):
         assert alive(tmp_path) == []
 
