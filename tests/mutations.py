@@ -93,7 +93,7 @@ MUTATIONS = [
         "masking: a second list of survivors is signed",
         _MASKING,
         "self._next(3)",
-        "self._step = 3",
+        "self._kept.step = 3",
         f"{_MASKING_TEST}::test_a_second_list_of_survivors_is_not_signed",
     ),
     Mutation(
@@ -106,9 +106,16 @@ MUTATIONS = [
     Mutation(
         "masking: a survivor's seed and key are both given",
         _MASKING,
-        "dropped = held.keys() - set(self._signed)",
+        "dropped = held.keys() - set(signed)",
         "dropped = held.keys()",
         f"{_MASKING_TEST}::test_a_client_gives_a_seed_or_a_key_never_both",
+    ),
+    Mutation(
+        "masking: signatures count for every opening of a round",
+        _MASKING,
+        'b"survivors" + round.digest + opened +',
+        'b"survivors" + round.digest +',
+        f"{_MASKING_TEST}::test_signatures_of_a_round_that_was_opened_twice_do_not_count",
     ),
     Mutation(
         "masking: rounding lets a vector exceed the norm",

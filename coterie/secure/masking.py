@@ -11,13 +11,15 @@ long-term keys of a roster in place of its round AdvertiseKeys. Vectors hold the
      5  server     sum of y_i over U2, less PRG(b_j) for j in U2 and the pair masks with j in U1 - U2
 
 Two lists U2 with t signatures each would share at least 2t - n signers. With 2t > n + c, one of them is honest, and an
-honest client signs one list. So the server gets b_j or s_j of an honest client, never both.
+honest client signs one list. So the server gets b_j or s_j of an honest client, never both. A signature covers the
+openings of U1, too: if a client is made to open a round twice, signatures of the one do not count for the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,8 +127,14 @@ def _said(round: MaskedRound, client: int, public: bytes, commitment: bytes) -> 
     return b"opening" + round.digest + str(client).encode() + b":" + public + commitment
 
 
-def _survivors_said(round: MaskedRound, survivors: Sequence[int]) -> bytes:
-    return b"survivors" + round.digest + ",".join(map(str, survivors)).encode()
+def _survivors_said(round: MaskedRound, opened: bytes, survivors: Sequence[int]) -> bytes:
+    return b"survivors" + round.digest + opened + ",".join(map(str, survivors)).encode()
+
+
+def _opened(openings: Mapping[int, Opening]) -> bytes:
+    """A hash of what the clients of U1 have opened the round with."""
+    said = (f"{client}:".encode() + one.public + one.commitment for client, one in sorted(openings.items()))
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in said)).digest()
 
 
 def _commitment(round: MaskedRound, client: int, seed: bytes) -> bytes:
@@ -146,6 +154,41 @@ def _round_key(round: MaskedRound, seed: bytes) -> X25519PrivateKey:
 
 
 @dataclass
+class _Secrets:
+    """What a client keeps during a round; see :meth:`MaskingClient.to_bytes`."""
+
+    step: int = 0
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), repr=False)
+    key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), repr=False)
+    #: Shares of b_j and of s_j's seed, by client j of U1.
+    held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
+    #: Hash of the openings of U1.
+    opened: bytes = b""
+    #: U2, once it is signed.
+    signed: tuple[int, ...] = ()
+
+    def to_bytes(self, round: MaskedRound, client: int) -> bytes:
+        held = {str(other): [share.hex() for share in pair] for other, pair in self.held.items()}
+        kept = {"step": self.step, "seed": self.seed.hex(), "key_seed": self.key_seed.hex(), "held": held}
+        about = {"round": round.digest.hex(), "client": client}
+        return json.dumps({**about, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, round: MaskedRound, client: int) -> _Secrets:
+        try:
+            kept = json.loads(content)
+            if (kept["round"], kept["client"]) != (round.digest.hex(), client):
+                raise SecureError("the state of this client is that of another round")
+            held = {int(other): (bytes.fromhex(b), bytes.fromhex(s)) for other, (b, s) in kept["held"].items()}
+            seeds = bytes.fromhex(kept["seed"]), bytes.fromhex(kept["key_seed"])
+            return cls(int(kept["step"]), *seeds, held, bytes.fromhex(kept["opened"]), tuple(kept["signed"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, SecureError):
+                raise
+            raise SecureError("the state of this client is damaged") from None
+
+
+@dataclass
 class MaskingClient:
     """A client's half of one round; each step is answered once, in order.
 
@@ -160,62 +203,81 @@ class MaskingClient:
 
     round: MaskedRound
     client: int
-    key: X25519PrivateKey
+    key: X25519PrivateKey = field(repr=False)
     roster: Mapping[int, bytes]
-    sign: Sign
-    verify: Verify
-    _seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), init=False, repr=False)
-    _key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), init=False, repr=False)
-    _step: int = field(default=0, init=False)
-    _opening: Opening | None = field(default=None, init=False, repr=False)
-    _held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
-    _signed: tuple[int, ...] = field(default=(), init=False)
+    sign: Sign = field(repr=False)
+    verify: Verify = field(repr=False)
+    _kept: _Secrets = field(default_factory=_Secrets, init=False, repr=False)
+    _publics: dict[int, bytes] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.client not in self.round.cohort or not set(self.round.cohort) <= self.roster.keys():
             raise SecureError("the cohort must contain this client, and clients of the roster alone")
 
+    def to_bytes(self) -> bytes:
+        """Return the state between two steps, with all secrets of the round, for a private file."""
+        return self._kept.to_bytes(self.round, self.client)
+
+    def restore(self, content: bytes) -> None:
+        """Continue from what :meth:`to_bytes` has returned.
+
+        Raises:
+            SecureError: it is damaged, or of another round or client.
+        """
+        self._kept = _Secrets.from_bytes(content, self.round, self.client)
+        self._publics = {}
+
+    @property
+    def step(self) -> int:
+        """The last step that was answered."""
+        return self._kept.step
+
     def _next(self, step: int) -> None:
-        if self._step != step - 1:
+        if self._kept.step != step - 1:
             raise SecureError(f"step {step} is not the next one of this round")
-        self._step = step
+        self._kept.step = step
 
     def open(self) -> Opening:
         """Step 1."""
         self._next(1)
-        round, n = self.round, len(self.round.cohort)
-        public = _round_key(round, self._key_seed).public_key().public_bytes_raw()
-        shares = [shamir.split(secret, round.threshold, n) for secret in (self._seed, self._key_seed)]
+        round, kept = self.round, self._kept
+        shares = [shamir.split(secret, round.threshold, len(round.cohort)) for secret in (kept.seed, kept.key_seed)]
         pairs = dict(zip(round.cohort, zip(*shares, strict=True), strict=True))
-        self._held[self.client] = pairs.pop(self.client)
-        commitment = _commitment(round, self.client, self._seed)
+        kept.held[self.client] = pairs.pop(self.client)
+        public, commitment = self._announced
         boxes = {
             client: seal(self._box_key(client, sender=self.client, receiver=client), b"".join(pair), round.digest)
             for client, pair in pairs.items()
         }
-        signature = self.sign(_said(round, self.client, public, commitment))
-        self._opening = Opening(public, commitment, signature, boxes)
-        return self._opening
+        return Opening(public, commitment, self.sign(_said(round, self.client, public, commitment)), boxes)
+
+    @property
+    def _announced(self) -> tuple[bytes, bytes]:
+        """S_i and the commitment, functions of the secrets."""
+        public = _round_key(self.round, self._kept.key_seed).public_key().public_bytes_raw()
+        return public, _commitment(self.round, self.client, self._kept.seed)
 
     def _box_key(self, other: int, *, sender: int, receiver: int) -> bytes:
         direction = f"{sender} to {receiver}".encode()
         return agree(self.key, self.roster[other], b"box", self.round.digest, direction)
 
     def mask(self, vector: Vector, openings: Mapping[int, Opening]) -> Vector:
-        """Step 2: return the masked vector, given the openings of U1 with the boxes for this client.
+        """Step 2: :meth:`receive`, and :meth:`masked`."""
+        self.receive(openings)
+        return self.masked(vector)
+
+    def receive(self, openings: Mapping[int, Opening]) -> None:
+        """Step 2, first half: check the openings of U1 with the boxes for this client, before anything is computed.
 
         Raises:
             SecureError: an opening is not signed by its client, a box is not for this one, or they are fewer than t.
         """
         self._next(2)
-        round, opening = self.round, self._opening
-        assert opening is not None
+        round, kept = self.round, self._kept
         opened = round.check_survivors(sorted(openings), round.cohort)
         mine = openings.get(self.client)
-        if mine is None or (mine.public, mine.commitment) != (opening.public, opening.commitment):
+        if mine is None or (mine.public, mine.commitment) != self._announced:
             raise SecureError("the opening of this client is missing, or another one")
-        if vector.dtype != np.uint32 or vector.shape != (round.size,):
-            raise SecureError(f"a vector has {round.size} integers modulo 2^32")
         for client in opened:
             one = openings[client]
             if not self.verify(client, _said(round, client, one.public, one.commitment), one.signature):
@@ -225,12 +287,27 @@ class MaskingClient:
                 content = unseal(box_key, one.boxes.get(self.client, b""), round.digest)
                 if len(content) != 2 * shamir.SHARE_BYTES:
                     raise SecureError(f"the box of client {client} does not hold two shares")
-                self._held[client] = content[: shamir.SHARE_BYTES], content[shamir.SHARE_BYTES :]
-        masked = vector + _self_mask(round, self._seed)
-        key = _round_key(round, self._key_seed)
-        for client in opened:
+                kept.held[client] = content[: shamir.SHARE_BYTES], content[shamir.SHARE_BYTES :]
+        kept.opened = _opened(openings)
+        self._publics = {client: openings[client].public for client in opened}
+
+    def masked(self, vector: Vector) -> Vector:
+        """Step 2, second half: return the masked vector, once.
+
+        Raises:
+            SecureError: the vector has another size or type, or nothing was received before.
+        """
+        round, publics = self.round, self._publics
+        self._publics = {}
+        if not publics:
+            raise SecureError("step 2 is not the next one of this round")
+        if vector.dtype != np.uint32 or vector.shape != (round.size,):
+            raise SecureError(f"a vector has {round.size} integers modulo 2^32")
+        masked = vector + _self_mask(round, self._kept.seed)
+        key = _round_key(round, self._kept.key_seed)
+        for client, public in publics.items():
             if client != self.client:
-                mask = _pair_mask(round, key, opening.public, openings[client].public)
+                mask = _pair_mask(round, key, publics[self.client], public)
                 masked = masked + mask if self.client < client else masked - mask
         return masked
 
@@ -241,10 +318,11 @@ class MaskingClient:
             SecureError: U2 has fewer than t clients, others than U1, or lacks this one.
         """
         self._next(3)
-        self._signed = self.round.check_survivors(survivors, self._held)
-        if self.client not in self._signed:
+        signed = self.round.check_survivors(survivors, self._kept.held)
+        if self.client not in signed:
             raise SecureError("the survivors lack this client")
-        return self.sign(_survivors_said(self.round, self._signed))
+        self._kept.signed = signed
+        return self.sign(_survivors_said(self.round, self._kept.opened, signed))
 
     def unmask(self, signatures: Mapping[int, bytes]) -> Shares:
         """Step 4: return the shares, and forget all secrets of the round.
@@ -253,16 +331,14 @@ class MaskingClient:
             SecureError: fewer than t survivors signed the list that this client signed.
         """
         self._next(4)
-        said = _survivors_said(self.round, self._signed)
-        good = [client for client in self._signed if self.verify(client, said, signatures.get(client, b""))]
+        signed, held = self._kept.signed, self._kept.held
+        said = _survivors_said(self.round, self._kept.opened, signed)
+        good = [client for client in signed if self.verify(client, said, signatures.get(client, b""))]
         if len(good) < self.round.threshold:
             raise SecureError(f"{len(good)} of {self.round.threshold} required clients signed this list of survivors")
-        held, self._held = self._held, {}
-        self._seed = self._key_seed = b""
-        dropped = held.keys() - set(self._signed)
-        return Shares(
-            {client: held[client][0] for client in self._signed}, {client: held[client][1] for client in dropped}
-        )
+        self._kept = _Secrets(4, b"", b"")
+        dropped = held.keys() - set(signed)
+        return Shares({client: held[client][0] for client in signed}, {client: held[client][1] for client in dropped})
 
 
 def unmasked_sum(

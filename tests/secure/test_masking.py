@@ -1,5 +1,6 @@
 """Masked sums: exact for every set of clients that drop out, and what a hostile server or client gets from them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -208,7 +209,8 @@ def test_two_lists_never_both_get_enough_signatures():
     signed = {1: [first, second]} | {client: [first] for client in (3, 4, 7, 9)} | {12: [second]}
     signatures = {client: play.clients[client].sign_survivors(lists[0]) for client, lists in signed.items()}
     forged = client_of(play.round, 1)
-    forged._held, forged._step = dict(play.clients[1]._held), 2
+    forged.restore(play.clients[1].to_bytes())
+    forged._kept.step = 2
     for_second = {1: forged.sign_survivors(second), 12: signatures[12]}
     assert play.clients[3].unmask(signatures).keys.keys() == {12}
     with pytest.raises(SecureError, match="2 of 4 required"):
@@ -239,8 +241,59 @@ def test_secrets_are_forgotten_once_they_are_shared():
     play = Play.of(round_of())
     play.shares()
     for client in play.clients.values():
-        assert (client._seed, client._key_seed, client._held) == (b"", b"", {})
-        assert "_seed" not in repr(client)
+        assert (client._kept.seed, client._kept.key_seed, client._kept.held) == (b"", b"", {})
+
+
+def test_secrets_are_not_printed():
+    play = Play.of(round_of())
+    for client in play.clients.values():
+        kept = json.loads(client.to_bytes())
+        shown = repr(client) + repr(client._kept)
+        for secret in (kept["seed"], kept["key_seed"], *kept["held"]["1"]):
+            assert len(secret) >= 62
+            assert secret not in shown
+            assert repr(bytes.fromhex(secret)) not in shown
+
+
+@pytest.mark.parametrize("dropped", [(), (12,), (9, 12)])
+def test_a_client_that_is_restored_before_every_step_gives_the_same_sum(dropped):
+    round = round_of()
+    clients = {client: client_of(round, client) for client in round.cohort}
+    openings = {client: one.open() for client, one in clients.items()}
+    rng = np.random.default_rng(2)
+    vectors = {c: rng.integers(0, 2**32, 8, dtype=np.uint32) for c in round.cohort if c not in dropped}
+
+    def restored(client):
+        again = client_of(round, client)
+        again.restore(clients[client].to_bytes())
+        clients[client] = again
+        return again
+
+    masked = {client: restored(client).mask(vector, openings) for client, vector in vectors.items()}
+    signatures = {client: restored(client).sign_survivors(sorted(masked)) for client in masked}
+    shares = {client: restored(client).unmask(signatures) for client in masked}
+    np.testing.assert_array_equal(unmasked_sum(round, openings, masked, shares), plain_sum(vectors))
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": "00"}, {"client": 3}, {"seed": "x"}, {"held": [1]}, {"step": None}, {"held": {"1": ["00"]}}]
+)
+def test_a_damaged_state_is_refused(change):
+    one = client_of(round_of(), 1)
+    one.open()
+    content = json.dumps({**json.loads(one.to_bytes()), **change}).encode()
+    with pytest.raises(SecureError, match="state"):
+        client_of(round_of(), 1).restore(content)
+
+
+def test_signatures_of_a_round_that_was_opened_twice_do_not_count():
+    """A server that restores a client's state from an older copy, or names one round twice, gets two openings."""
+    first, second = Play.of(round_of()), Play.of(round_of())
+    survivors = sorted(first.masked)
+    signatures = {client: second.clients[client].sign_survivors(survivors) for client in survivors}
+    first.clients[1].sign_survivors(survivors)
+    with pytest.raises(SecureError, match="0 of 4"):
+        first.clients[1].unmask(signatures)
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"", bytes(31)])
