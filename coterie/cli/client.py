@@ -126,6 +126,7 @@ def client(  # long: one line per option
         policy=_absolute(policy),
         roster=_absolute(roster),
         authority=_absolute(ca if roster else None),
+        key=_absolute(key if roster else None),
     )
     edge = Edge(
         superlink=superlink,

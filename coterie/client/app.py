@@ -20,15 +20,17 @@ from coterie import models as networks
 from coterie.client.audited import audited
 from coterie.client.consent import Consent
 from coterie.client.identity import Client, identity_reply
+from coterie.client.masking_keys import NodeKeys
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
-from coterie.deploy.node import APP_HASH, NodeConfig
+from coterie.deploy.node import APP_HASH, MIN_COHORT, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.logs import printable
 from coterie.plugins import sources
 from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
+from coterie.wire.masked import OpenRequest
 from coterie.wire.messages import (
     CENTROIDS,
     CHARGED_REQUESTS,
@@ -39,6 +41,8 @@ from coterie.wire.messages import (
     IDENTITY,
     LABEL,
     LOSSES,
+    MASKED,
+    MASKED_STEPS,
     REPLY,
     RUN_REQUEST,
     TRAIN,
@@ -47,6 +51,7 @@ from coterie.wire.messages import (
 # What replies hold, in the words of a policy.
 _RELEASES = {
     TRAIN: "updates",
+    MASKED: "masked updates",
     LOSSES: "losses",
     GAN: "samples",
     CENTROIDS: "centroids",
@@ -90,6 +95,8 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
     client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
     _name_in_logs(client, message, context)
     try:
+        if message_type in (IDENTITY, *MASKED_STEPS):
+            client = replace(client, keys=_keys(node))
         if message_type == IDENTITY:
             return identity_reply(client)
         reply = audited(client, message_type, config, partial(_reply_to, message_type, content, client, node))
@@ -137,6 +144,7 @@ def client_of(node: NodeConfig) -> Client:
         server=node.server or "",
         personalize=node.personalize,
         local_report=node.local_report,
+        min_cohort=MIN_COHORT if node.min_cohort is None else node.min_cohort,
     )
 
 
@@ -152,6 +160,15 @@ def _node(context: Context) -> tuple[NodeConfig, Client]:
     except (DeployError, DataError) as error:
         log(ERROR, "node configuration: %s", error)
         raise ClientError("the node configuration has errors; see the client's own log") from None
+
+
+def _keys(node: NodeConfig) -> NodeKeys | None:
+    """Return the keys for masked rounds; None without them, of which the reason is in the client's own log."""
+    try:
+        return NodeKeys.of(node)
+    except DeployError as error:
+        log(WARNING, "client %s takes part in no masked round: %s", node.client_id, error)
+        return None
 
 
 def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> Cohort:
@@ -171,9 +188,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
     config = cohort.config
-    if refused := _refused(client, cohort):
-        log(WARNING, "%s of run %s: its policy: %s", who, client.run, refused)
-        raise ClientError(f"{who}: the policy of its owner does not allow it: {refused}", "policy")
+    _check_policy(client, _refused(client, cohort))
     if config.data.dataset == OWN_DATA and client.data is None:
         raise ClientError(
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node "
@@ -202,6 +217,13 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return cohort
+
+
+def _check_policy(client: Client, refused: str) -> None:
+    if refused:
+        who = f"client {client.client_id} rejects the request"
+        log(WARNING, "%s of run %s: its policy: %s", who, client.run, refused)
+        raise ClientError(f"{who}: the policy of its owner does not allow it: {refused}", "policy")
 
 
 def _check_code(who: str, config: ClientConfig, node: NodeConfig) -> None:
@@ -265,8 +287,38 @@ def _refused(client: Client, cohort: Cohort) -> str:
     )
 
 
+def _masked_reply(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> RecordDict:
+    """Return the reply to a message of a masked round."""
+    from coterie.client.masked_rounds import answer, read_plan, read_round_request
+
+    if message_type == MASKED:
+        return answer(message_type, content, client, _validated(message_type, content, client, node))
+    try:
+        request = read_round_request(message_type, content)
+    except RequestError as error:
+        raise ClientError(f"client {client.client_id} rejects the request: {error}") from None
+    if isinstance(request, OpenRequest) and client.policy is not None:
+        strategy = content.config_records[CONFIG].get("strategy")
+        named = strategy if isinstance(strategy, str) else None
+        refused = client.policy.refuses(named, [_RELEASES[MASKED]])
+        if not refused and client.policy.submitters is not None:
+            plan = read_plan(request.plan)
+            refused = client.consent.refuses(
+                client.policy.submitters,
+                app=client.app,
+                strategy=named,
+                round=request.round,
+                releases=[_RELEASES[MASKED]],
+                plan=plan,
+            )
+        _check_policy(client, refused)
+    return answer(message_type, content, client)
+
+
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
+    if message_type in MASKED_STEPS:
+        return _masked_reply(message_type, content, client, node)
     from coterie.client.budget import require_head
     from coterie.client.handlers import HANDLERS  # imports PyTorch
     from coterie.client.local_report import keep_local_report
@@ -307,6 +359,6 @@ def _wait(began: float, least: float) -> None:
 
 app = ClientApp()
 _KINDS = {"train": app.train, "query": app.query, "evaluate": app.evaluate}
-for _message_type in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY):
+for _message_type in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY, *MASKED_STEPS):
     _kind, _, _action = _message_type.partition(".")
     (_KINDS[_kind](_action) if _action else _KINDS[_kind]())(_handle)

@@ -13,7 +13,10 @@ from flwr.common.logger import log
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.logs import printable
-from coterie.wire.messages import CHARGED_REQUESTS
+from coterie.wire.messages import CHARGED_REQUESTS, MASKED
+
+# What the entry of an answered message says beside its type.
+_RELEASED = {MASKED: {"released": "masked updates"}}
 
 
 def audited(
@@ -56,8 +59,8 @@ def audited(
 
 
 def _answered(client: Client, message_type: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not client.folder or client.budget is None or message_type not in CHARGED_REQUESTS:
-        return {"decision": "answered"}
+    if not client.folder or client.budget is None or message_type not in (*CHARGED_REQUESTS, MASKED):
+        return {"decision": "answered", **_RELEASED.get(message_type, {})}
     from coterie.client.budget import epsilon_so_far
 
     spent, budget = epsilon_so_far(client, Path(client.folder)), client.budget[0]
@@ -65,7 +68,7 @@ def _answered(client: Client, message_type: str, asked: Mapping[str, Any]) -> di
         by = " of ".join(filter(None, (asked["strategy"], asked["server"])))
         who = f", started by {asked['submitter']}" if asked["submitter"] else ""
         log(INFO, "run %s%s%s: epsilon %.4g of %g spent", client.run, f" ({by})" if by else "", who, spent, budget)
-    return {"decision": "answered", "epsilon": spent, "budget": budget}
+    return {"decision": "answered", **_RELEASED.get(message_type, {}), "epsilon": spent, "budget": budget}
 
 
 def _refused(error: Exception) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.common.logger import log
 
@@ -27,7 +28,17 @@ from coterie.client.state import ClientError
 from coterie.deploy.policy import DAYS_OF_MONTH
 from coterie.files import FileError, private_folder
 from coterie.logs import printable
-from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan, epsilon
+from coterie.privacy import (
+    BudgetError,
+    ClientLedger,
+    Event,
+    Guarantee,
+    LedgerError,
+    PricedRequest,
+    Pricing,
+    RecordPlan,
+    epsilon,
+)
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
 from coterie.privacy.ledger import RECONCILED, held_out_epsilon, read_ledger
@@ -59,9 +70,7 @@ def charge(
         PrivacyError: the plan pays for no such reply.
     """
     pricing: Pricing = plan
-    asked = {"run": client.run, "app": client.app, "server": client.server, "strategy": strategy}
-    asked |= {"submitter": client.consent.submitter, "request": _request_id(client), HEAD: client.head}
-    origin: dict[str, object] = {name: value for name, value in asked.items() if value and client.deployed}
+    origin = who_asked(client, strategy)
     if client.head:
         origin["client_id"] = client.client_id
     spec = request.release_spec
@@ -69,14 +78,38 @@ def charge(
     return spend(client, folder, plan, round, pricing.charges(request), held_out=held_out, **origin)
 
 
+def who_asked(client: Client, strategy: str | None) -> dict[str, Any]:
+    """Return what the charge of a deployed client states of who asked."""
+    asked = {"run": client.run, "app": client.app, "server": client.server, "strategy": strategy}
+    asked |= {"submitter": client.consent.submitter, "request": _request_id(client), HEAD: client.head}
+    return {name: value for name, value in asked.items() if value and client.deployed}
+
+
+def contributions_of_run(client: Client, folder: Path, run: str) -> int:
+    """Return how many events a client has charged in a run.
+
+    Raises:
+        ClientError: its ledger cannot be read.
+    """
+    try:
+        path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
+        if not path.exists() or not path.stat().st_size:
+            return 0
+        return Sums(folder / f"client-{client.client_id}.sums.json", path).of(RUN, run).total()
+    except (LedgerError, OSError) as error:
+        log(WARNING, "client %s rejects the request: %s", client.client_id, error)
+        raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
+
+
 def spend(
     client: Client,
     folder: Path | None,
-    plan: RecordPlan | None,
+    plan: Guarantee | None,
     round: int,
     events: Counter[Event],
     *,
     held_out: float = 0.0,
+    planned: Mapping[Event, int] | None = None,
     **details: object,
 ) -> int:
     """Charge the events of a round to one client. Call it before data are read or noise is drawn.
@@ -88,6 +121,7 @@ def spend(
         round: number of the round.
         events: what the round releases of training records.
         held_out: epsilon, at delta 0, of what it releases of held-out records instead.
+        planned: all events of the client in the run; None: those of the plan.
         details: further entries of the charges; JSON-ready.
 
     Returns:
@@ -110,7 +144,8 @@ def spend(
                 _check_held_out_policy(client, ledger.path, held_out)
                 return ledger.spend_held_out(round, held_out, **details)
             _check_policy(client, folder, ledger.path, events)
-            planned = None if plan is None else plan.planned()
+            if planned is None and plan is not None:
+                planned = plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
         finally:
             ledger.close()
@@ -180,7 +215,7 @@ def _authority(server: object) -> str:
     return str(server).rpartition(" ")[2]
 
 
-def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:
+def _open(client: Client, folder: Path, plan: Guarantee | None) -> ClientLedger:
     private_folder(folder)
     own = _own_ledger(client, folder)
     if client.budget is None:

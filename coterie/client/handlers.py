@@ -47,6 +47,7 @@ from coterie.wire.messages import (
     IDENTITY,
     LABEL,
     LOSSES,
+    MASKED_STEPS,
     REPLY,
     SCORE_COUNTS,
     TRAIN,
@@ -78,6 +79,10 @@ def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) ->
     """
     if message_type == IDENTITY:
         return [identity_reply(client) for client in clients]
+    if message_type in MASKED_STEPS:
+        from coterie.client.masked_rounds import answers  # which trains by this module
+
+        return answers(message_type, content, clients)
     return Cohort.of(message_type, content, clients).replies(HANDLERS[message_type])
 
 

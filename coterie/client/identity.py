@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client.consent import NO_REQUEST, Consent
+from coterie.client.masking_keys import MaskingKeys, signed_key
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
 from coterie.deploy.policy import Policy
@@ -36,6 +37,8 @@ class Client:  # large: the facts about a client, and about the request of a ser
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
+        keys: for masked rounds; None: it takes part in none.
+        min_cohort: least number of clients in a masked round.
     """
 
     client_id: int
@@ -54,6 +57,8 @@ class Client:  # large: the facts about a client, and about the request of a ser
     run: str = ""
     app: str = ""
     server: str = ""
+    keys: MaskingKeys | None = field(default=None, repr=False)
+    min_cohort: int = 0
 
     @property
     def deployed(self) -> bool:
@@ -85,13 +90,15 @@ def identity_reply(client: Client) -> RecordDict:
     """Return the reply to an identity request.
 
     It holds the client id, whether repeated requests return the cached reply, whether requests for evaluation are
-    accepted, and the versions of a deployed client.
+    accepted, the key for masked rounds, and the versions of a deployed client.
 
     Raises:
         ClientError: a library of a deployed client is too old for this version of Coterie.
     """
     reply = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
     reply["evaluates"] = client.evaluates
+    if client.keys is not None:
+        reply.update(signed_key(client.keys, client.client_id).to_record())
     if client.deployed:
         reply["versions"] = checked_versions()
     return RecordDict({REPLY: reply})

@@ -11,6 +11,8 @@ from coterie.fields import COUNT, EPSILON, PERSONAL_METHODS, SIZE, Bounds, Field
 
 #: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
 APP_HASH = "COTERIE_APP_HASH"
+#: Least number of clients in a masked round, unless a node configuration states another one.
+MIN_COHORT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,9 @@ class NodeConfig(Fields):  # large: one field per key
         policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
         roster: file of who is who, by which signed requests for runs are verified; None: they are not.
         authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
+        key: file with the private key of the node, which signs what the client says in masked rounds; coterie client
+            sets it if there is a roster.
+        min_cohort: least number of clients in a masked round; None: :data:`MIN_COHORT`.
         server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of objects of users (data sets, networks, training) that a server may choose.
         personalize: how it fits released models to its own records, for a model of its own that stays in its state
@@ -65,6 +70,8 @@ class NodeConfig(Fields):  # large: one field per key
     policy: str | None = None
     roster: str | None = None
     authority: str | None = None
+    key: str | None = None
+    min_cohort: Annotated[int | None, Bounds(3, 10_000)] = None
     server: str | None = None
     code: str | None = None
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
@@ -89,7 +96,7 @@ class NodeConfig(Fields):  # large: one field per key
             "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
             "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
         }
-        names = ("data", "pretrained", "schema", "budget_file", "policy", "roster", "authority")
+        names = ("data", "pretrained", "schema", "budget_file", "policy", "roster", "authority", "key")
         paths = {key_of(name): getattr(self, name) for name in names}
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]

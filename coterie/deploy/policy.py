@@ -21,9 +21,10 @@ from coterie.deploy.errors import DeployError
 from coterie.fields import EPSILON, Fields, Length, OneOf
 from coterie.files import FileError, read_text
 
-#: What a reply can hold: trained updates, losses of received models, samples of a GAN, centroids of records, counts of
-#: labels, exact scores, and histograms of the scores of records, which the server or the client makes noisy.
-RELEASES = ("updates", "losses", "samples", "centroids", "counts", "scores", "histograms")
+#: What a reply can hold: trained updates, masked ones of which the server learns noisy sums, losses of received models,
+#: samples of a GAN, centroids of records, counts of labels, exact scores, and histograms of scores of records, which
+#: the server or the client makes noisy.
+RELEASES = ("updates", "masked updates", "losses", "samples", "centroids", "counts", "scores", "histograms")
 DAYS_OF_MONTH = 30
 
 

@@ -77,7 +77,7 @@ class MaskedRound:
         """A hash of all of it, which every derived key and signature contains."""
         numbers = (self.number, self.attempt, self.threshold, self.corrupt, self.size, *self.cohort)
         parts = (self.run, self.plan, *(str(number).encode() for number in numbers))
-        return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+        return hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
 
     def person(self, client: int) -> int:
         """Return the number of a client among the shares, from 1."""
@@ -85,12 +85,12 @@ class MaskedRound:
 
     def check_survivors(self, clients: Iterable[int], among: Iterable[int]) -> tuple[int, ...]:
         """Return a list of clients as an increasing tuple; SecureError if it is not at least t of `among`."""
-        found = tuple(clients)
-        if list(found) != sorted(set(found)) or not set(found) <= set(among) or len(found) < self.threshold:
+        listed = tuple(clients)
+        if list(listed) != sorted(set(listed)) or not set(listed) <= set(among) or len(listed) < self.threshold:
             raise SecureError(
                 f"a list of survivors must be increasing, known, and of at least {self.threshold} clients"
             )
-        return found
+        return listed
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _survivors_said(round: MaskedRound, opened: bytes, survivors: Sequence[int])
 def _opened(openings: Mapping[int, Opening]) -> bytes:
     """A hash of what the clients of U1 have opened the round with."""
     said = (f"{client}:".encode() + one.public + one.commitment for client, one in sorted(openings.items()))
-    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in said)).digest()
+    return hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in said)).digest()
 
 
 def _commitment(round: MaskedRound, client: int, seed: bytes) -> bytes:
@@ -170,8 +170,8 @@ class _Secrets:
     def to_bytes(self, round: MaskedRound, client: int) -> bytes:
         held = {str(other): [share.hex() for share in pair] for other, pair in self.held.items()}
         kept = {"step": self.step, "seed": self.seed.hex(), "key_seed": self.key_seed.hex(), "held": held}
-        about = {"round": round.digest.hex(), "client": client}
-        return json.dumps({**about, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
+        whose = {"round": round.digest.hex(), "client": client}
+        return json.dumps({**whose, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes, round: MaskedRound, client: int) -> _Secrets:

@@ -148,7 +148,7 @@ class OpenRequest(RoundRequest):
             SecureError: the threshold is too small, or the vector too large.
         """
         parts = [self.plan.encode(), str((self.parameters, self.shared)).encode(), *self.node_keys, *self.box_keys]
-        digest = hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+        digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
         return MaskedRound(
             self.run.encode(),
             self.round,

@@ -44,6 +44,7 @@ TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
 #: The four steps of a masked round (wire/masked.py).
 OPEN, MASKED, SURVIVORS, UNMASK = "train.open", "train.masked", "train.survivors", "train.unmask"
+MASKED_STEPS = (OPEN, MASKED, SURVIVORS, UNMASK)
 #: Message types whose replies a client charges at record level.
 CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.

@@ -1,0 +1,321 @@
+"""A client's half of a masked round: it checks what the server asks for, adds its noise, and masks its vector.
+
+The server is not trusted. The client computes noise, threshold and sensitivity from the plan's terms itself, takes the
+cohort from the plan and keys from its roster, and charges its ledger before a vector leaves. Its reply to training is
+the same for any data but for masked integers: no label, no norm, no error of training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.logger import log
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+from coterie.client.budget import contributions_of_run, spend, who_asked
+from coterie.client.cohort import Cohort
+from coterie.client.handlers import train_without_dp
+from coterie.client.identity import Client
+from coterie.client.masking_keys import MaskingKeys, checked_boxes
+from coterie.client.round_state import Answer, RoundId, RoundState
+from coterie.client.state import ClientError
+from coterie.fields import EPSILON
+from coterie.privacy import PLANS, PrivacyError, Streams
+from coterie.secure import MaskedRound, MaskingClient, SecureError, discrete_gaussian, to_modulus
+from coterie.secure.integers import STEPS, Integers
+from coterie.wire import RequestError, digest
+from coterie.wire.masked import (
+    ROUND_REQUESTS,
+    OpenRequest,
+    RoundRequest,
+    SurvivorsRequest,
+    UnmaskRequest,
+    openings_for,
+    pack_masked,
+    pack_opening,
+    pack_shares,
+    pack_signature,
+)
+from coterie.wire.messages import CONFIG, MASKED, MASKED_STEPS
+from coterie.wire.requests import MaskedTrainRequest
+
+# Standard deviation, in steps of the grid, below which sums of discrete Gaussians are none.
+_LEAST_NOISE = 32
+_MOST_CLIENTS = 1_000_000
+_SLACK = 1 + 1e-9
+
+
+def answers(message_type: str, content: RecordDict, clients: Sequence[Client]) -> list[RecordDict | ClientError]:
+    """Return the replies of simulated clients to a message of a masked round."""
+    replies: list[RecordDict | ClientError] = []
+    for client in clients:
+        cohort = Cohort.of(message_type, content, [client]) if message_type == MASKED else None
+        try:
+            replies.append(answer(message_type, content, client, cohort))
+        except ClientError as refusal:
+            replies.append(refusal)
+    return replies
+
+
+def read_round_request(message_type: str, content: RecordDict) -> RoundRequest:
+    """Read a request of a masked round that has no models.
+
+    Raises:
+        RequestError: a field is missing, has another type, or is out of bounds.
+    """
+    config = content.get(CONFIG)
+    if not isinstance(config, ConfigRecord):
+        raise RequestError(f"a request needs a ConfigRecord {CONFIG!r}")
+    return ROUND_REQUESTS[message_type].from_record(config)
+
+
+def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohort | None = None) -> RecordDict:
+    """Return the reply of one client to a message of a masked round: the earlier one to an equal message.
+
+    Args:
+        message_type: one of :data:`~coterie.wire.messages.MASKED_STEPS`.
+        content: the message.
+        client: with its keys.
+        cohort: the client alone, of a message to train.
+
+    Raises:
+        ClientError: the client refuses it.
+        RequestError: the message is malformed.
+    """
+    request = read_round_request(message_type, content) if cohort is None else cohort.request
+    assert isinstance(request, RoundRequest | MaskedTrainRequest)
+    folder = content.config_records[CONFIG].get("clients-dir") if client.folder is None else client.folder
+    if not isinstance(folder, str) or not folder:
+        raise ClientError("masked updates require a state folder; set state-dir in the node configuration")
+    step, asked = MASKED_STEPS.index(message_type), digest(message_type, content)
+    state = RoundState(Path(folder), client.client_id, sync=client.deployed)
+    with state.lock():
+        half = _Half(client, Path(folder), state, RoundId(request.run, request.round, request.attempt))
+        if step < len(made := state.answers(half.id)):
+            if made[step].digest != asked:
+                half.refuse(f"it has answered another message for step {step + 1} of this round")
+            log(INFO, "client %s repeats its answer to a repeated request", client.client_id)
+            return recorddict_from_proto(ProtoRecordDict.FromString(made[step].reply))
+        if step and (state.open is None or state.open.id != half.id or len(made) != step):
+            half.refuse(f"step {step + 1} is not the next one of a round that it has opened")
+        try:
+            return half.answer(request, cohort, asked)
+        except SecureError as error:
+            half.refuse(str(error))
+
+
+@dataclass
+class _Half:
+    """A client in a round, for one message.
+
+    Attributes:
+        client: with its keys.
+        folder: its state folder.
+        state: read, and locked.
+        id: the round of the message.
+    """
+
+    client: Client
+    folder: Path
+    state: RoundState
+    id: RoundId
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise a ClientError; its text follows from what the server knows."""
+        raise ClientError(f"client {self.client.client_id} rejects the request: {reason}")
+
+    @property
+    def keys(self) -> MaskingKeys:
+        """The keys of the client."""
+        if self.client.keys is None:
+            self.refuse("masked updates require a roster, the key of the node, and a state folder")
+        return self.client.keys
+
+    def answer(self, request: RoundRequest | MaskedTrainRequest, cohort: Cohort | None, asked: str) -> RecordDict:
+        """Return a new answer, which is on disk."""
+        who = {"client_id": self.client.client_id, "round": self.id.number}
+        if isinstance(request, OpenRequest):
+            return self._open(request, asked)
+        masking = self._restored()
+        if isinstance(request, MaskedTrainRequest):
+            assert cohort is not None
+            return self._keep(masking, asked, pack_masked(self._masked(masking, request, cohort), **who))
+        if isinstance(request, SurvivorsRequest):
+            return self._keep(masking, asked, pack_signature(masking.sign_survivors(request.survivors), **who))
+        assert isinstance(request, UnmaskRequest)
+        reply = pack_shares(masking.unmask(request.signed), **who)
+        self.state.finish(Answer(asked, _serialised(reply)))
+        return reply
+
+    def _keep(self, masking: MaskingClient, asked: str, reply: RecordDict) -> RecordDict:
+        self.state.go_on(masking.to_bytes(), Answer(asked, _serialised(reply)))
+        return reply
+
+    def _open(self, request: OpenRequest, asked: str) -> RecordDict:
+        is_open = self.state.open
+        if self.state.is_over(self.id) or (is_open and is_open.id.run == self.id.run and is_open.id >= self.id):
+            self.refuse("this round, or a later one of its run, was opened before")
+        masking = self._masking(request)
+        reply = pack_opening(masking.open(), client_id=self.client.client_id, round=self.id.number)
+        stored = _serialised(RecordDict({CONFIG: ConfigRecord(request.to_record())}))
+        self.state.begin(self.id, stored, masking.to_bytes(), Answer(asked, _serialised(reply)))
+        return reply
+
+    @cached_property
+    def opened(self) -> OpenRequest:
+        """The request by which the round was opened."""
+        assert self.state.open is not None
+        content = recorddict_from_proto(ProtoRecordDict.FromString(self.state.open.request))
+        return OpenRequest.from_record(content.config_records[CONFIG])
+
+    def _restored(self) -> MaskingClient:
+        assert self.state.open is not None
+        masking = self._masking(self.opened)
+        masking.restore(self.state.open.secrets)
+        return masking
+
+    def _masking(self, request: OpenRequest) -> MaskingClient:
+        keys, number = self.keys, self.client.client_id
+        round = self._accepted(request, read_plan(request.plan))
+        boxes, signed = checked_boxes(keys, number, request.keys_of_clients), request.keys_of_clients
+
+        def verify(client: int, content: bytes, signature: bytes) -> bool:
+            return keys.is_signed(signed[client].node, content, signature)
+
+        return MaskingClient(round, number, keys.box, boxes, keys.sign, verify)
+
+    def _accepted(self, request: OpenRequest, plan: Any) -> MaskedRound:
+        """Return what all parties must agree on, if it protects this client.
+
+        Raises:
+            ClientError, SecureError: it does not.
+        """
+        cohort, least = request.cohort, self.client.min_cohort
+        if not 1 <= request.round <= plan.rounds:
+            self.refuse(f"round {request.round} is none of the plan's {plan.rounds}")
+        if cohort != tuple(int(client) for client in plan.members(request.round)):
+            self.refuse(f"the cohort is not that of round {request.round} of the plan")
+        if self.client.client_id not in cohort:
+            self.refuse("the cohort lacks this client")
+        if len(cohort) < least:
+            self.refuse(f"a cohort of {len(cohort)} clients is smaller than min-cohort = {least}")
+        round = request.masked_round(plan)
+        if 3 * round.threshold < 2 * len(cohort):
+            self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
+        total = plan.noise_steps * math.sqrt(round.threshold - round.corrupt)
+        if not plan.noise_steps >= _LEAST_NOISE or not total * _SLACK >= plan.noise_multiplier * STEPS:
+            self.refuse("the noise of one client is too small")
+        return round
+
+    def _masked(self, masking: MaskingClient, request: MaskedTrainRequest, cohort: Cohort) -> Any:
+        """Return the masked vector (step 2); everything is checked before the charge, and nothing fails after it."""
+        opened, plan = self.opened, read_plan(self.opened.plan)
+        models = len(cohort.models)
+        if cohort.layout.size != opened.parameters:
+            self.refuse(f"a model has {cohort.layout.size} parameters, not {opened.parameters} as in step 1")
+        if (models != 1 if request.cluster is not None else models > plan.num_clusters) or (
+            (request.cluster or 0) >= plan.num_clusters
+        ):
+            self.refuse(f"the plan is for {plan.num_clusters} clusters")
+        if request.redraw is not None and len(request.redraw) != models**2:
+            self.refuse(f"redraw has {len(request.redraw)} entries for {models} models")
+        masking.receive(openings_for(request, self.client.client_id))
+        self._charge(plan, cohort)
+        vector = self._contribution(plan, cohort)
+        seed = None if self.client.deployed else cohort.config.seed
+        rng = Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt)
+        vector += discrete_gaussian(rng, plan.noise_steps, len(vector))
+        return masking.masked(to_modulus(vector))
+
+    def _charge(self, plan: Any, cohort: Cohort) -> None:
+        """Charge one contribution, before data are read.
+
+        Raises:
+            ClientError: the plan has no further one for this client, or its budget does not allow it.
+        """
+        run, most = self.client.run or self.id.run, plan.participations(plan.rounds)
+        if contributions_of_run(self.client, self.folder, run) >= most:
+            self.refuse(f"the plan has {most} contributions of a client, and all were made")
+        event = plan.event()
+        details: dict[str, Any] = {
+            "run": run,
+            "masked": list(self.id),
+            **who_asked(self.client, cohort.config.strategy),
+        }
+        spend(
+            self.client,
+            self.folder,
+            plan,
+            self.id.number,
+            Counter({event: 1}),
+            planned=Counter({event: most}),
+            **details,
+        )
+
+    def _contribution(self, plan: Any, cohort: Cohort) -> Integers:
+        """Return the client's vector without noise: zeros in the updates, and a label, if training fails.
+
+        An error would reveal something about the data.
+        """
+        label = redrawn = 0
+        update = np.zeros(cohort.layout.size, np.float32)
+        try:
+            labels, redrawn_labels, updates = train_without_dp(cohort)
+            label, redrawn = int(labels[0]), int(redrawn_labels[0])
+            if np.isfinite(updates[0]).all():
+                update = updates[0]
+        except Exception as error:
+            if not self.client.deployed:
+                raise
+            log(ERROR, "client %s: training failed, and it contributes zeros: %s", self.client.client_id, error)
+        vector: Integers = np.array(plan.encode(update, label, redrawn, self.opened.shared), np.int64)
+        return vector
+
+
+def read_plan(text: str) -> Any:
+    """Return the plan of a masked round that another machine describes: all terms but those that have a default.
+
+    Raises:
+        ClientError: a term is missing, unknown, of another type or out of range.
+    """
+    try:
+        terms = json.loads(text)
+        plan_class = PLANS[terms.pop("mechanism")]
+        hints, of_class = get_type_hints(plan_class), {field.name: field for field in fields(plan_class)}
+        needed = {name for name, field in of_class.items() if field.default is MISSING}
+        if not hasattr(plan_class, "encode") or not needed <= terms.keys() <= of_class.keys():
+            raise PrivacyError("its terms are not those of a mechanism with masked updates")
+        plan = plan_class(**{name: _term(value, hints[name]) for name, value in terms.items()})
+        if plan.epsilon not in EPSILON or not plan.clients <= _MOST_CLIENTS:
+            raise PrivacyError(f"epsilon must be in {EPSILON}, and clients at most {_MOST_CLIENTS:,}")
+        return plan
+    except PrivacyError as error:
+        raise ClientError(f"the plan is refused: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        raise ClientError("the plan is refused: its terms are malformed") from None
+
+
+def _term(value: Any, hint: Any) -> Any:
+    """Return a term; None is infinity."""
+    types = get_args(hint) or (hint,)
+    if value is None and float in types:
+        return math.inf
+    if type(value) not in ((*types, int) if float in types else types):
+        raise TypeError
+    return value
+
+
+def _serialised(content: RecordDict) -> bytes:
+    serialise: Callable[[], bytes] = recorddict_to_proto(content).SerializeToString
+    return serialise()
