@@ -215,9 +215,30 @@ class Task:  # large: what each of its users asks
         """Return the (n,) targets of (n, c) numbers of the columns of a table that hold them."""
         return cells[:, 0]
 
+    @property
+    def num_cells(self) -> int:
+        """Number of cells of a record that :meth:`encoded` takes."""
+        return 1
+
+    @property
+    def time_bins(self) -> tuple[float, ...]:
+        """Ends of the bins of time, if a target is made of a time and an event; otherwise empty."""
+        return ()
+
+    #: What :meth:`are_valid` asks for, in words.
+    rule: ClassVar[str] = "targets must be finite numbers"
+
+    def are_valid(self, cells: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return which (n,) records have cells that :meth:`encoded` takes, given (n, c) numbers."""
+        return np.asarray(np.isfinite(cells).all(axis=1))
+
     def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
         """Return the number of records by name of a class, or of what records have otherwise; empty for numbers."""
         return {}
+
+    def described(self, y: Targets, names: Sequence[str]) -> str:
+        """Return the task, and what (n,) targets hold, in one line, given the names of classes or labels."""
+        return f"{self} ({', '.join(f'{name} {count:,}' for name, count in self.counts(y, names).items())})"
 
     def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return a name of every target, given those of classes or labels; empty if there are too many."""
@@ -473,6 +494,15 @@ class _MultiLabel(Task):
             f"frequent value of each label has {np.maximum(rates, 1 - rates).mean():.2%}"
         )
 
+    @property
+    def num_cells(self) -> int:
+        return self.num_outputs
+
+    rule = "labels must be 0 or 1"
+
+    def are_valid(self, cells: FloatArray) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.isin(cells, (0, 1)).all(axis=1))
+
     def encoded(self, cells: FloatArray) -> FloatArray:
         return np.asarray(cells @ 2.0 ** np.arange(self.num_outputs))
 
@@ -577,6 +607,20 @@ class _Survival(Task):
         index = of_times(y >> 1, y & 1, _sigmoid(outputs)).concordance
         return f"concordance {'not defined' if index is None else f'{index:.3f}'} with the times of {where}"
 
+    @property
+    def num_cells(self) -> int:
+        return 2
+
+    @property
+    def time_bins(self) -> tuple[float, ...]:
+        return self.edges
+
+    rule = "a time must be finite and at least 0, an event 0 or 1"
+
+    def are_valid(self, cells: FloatArray) -> npt.NDArray[np.bool_]:
+        time, event = cells.T
+        return np.asarray(np.isfinite(time) & (time >= 0) & np.isin(event, (0, 1)))
+
     def encoded(self, cells: FloatArray) -> FloatArray:
         time, event = cells[:, 0], cells[:, 1] > 0
         free = np.searchsorted(self.edges, time, side="right")
@@ -663,6 +707,23 @@ def survival(edges: tuple[float, ...]) -> Task:
     if not 1 <= len(edges) <= MAX_BINS or not all(low < high < math.inf for low, high in pairwise(ends)):
         raise TaskError(f"the ends of bins must be 1 to {MAX_BINS} finite numbers above 0, each larger than the last")
     return _Survival(len(edges), edges=edges)
+
+
+def parse_bins(text: str) -> tuple[float, ...]:
+    """Return the ends of bins of time that are separated by commas, such as ``30,90,365``.
+
+    Raises:
+        TaskError: they are no numbers above 0 that grow.
+    """
+    try:
+        edges = tuple(map(float, text.split(",")))
+        _ = survival(edges)
+    except ValueError:
+        raise TaskError(
+            f"time-bins = {text[:60]!r}: must be the ends of 1 to {MAX_BINS} bins of time, which begin at 0: growing "
+            "numbers, separated by commas, such as 30,90,365"
+        ) from None
+    return edges
 
 
 def named_task(name: str, num_outputs: int) -> Task:

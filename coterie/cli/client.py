@@ -59,7 +59,14 @@ def client(  # long: one line per option
         str | None, typer.Option(metavar="1x28x28|16", help="Shape of an example of this client's data.")
     ] = None,
     num_classes: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Number of classes of this client's data; 0: real targets.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Number of classes or labels of this client's data; 0: real targets."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="multi-label|survival", help="What models of this client's data predict.")
+    ] = None,
+    time_bins: Annotated[
+        str | None, typer.Option(metavar="30,90,...", help="Ends of the bins of time, for --task survival.")
     ] = None,
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
@@ -118,6 +125,8 @@ def client(  # long: one line per option
         diagnostics=diagnostics,
         input_shape=input_shape,
         num_classes=num_classes,
+        task=task,
+        time_bins=time_bins,
         value_range=value_range,
         columns=columns,
         pretrained=_absolute(pretrained),
@@ -240,7 +249,7 @@ def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
     """
     from coterie.datasets import DataError, Declared, report
 
-    declared = Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns)
+    declared = Declared.of(*node.declaration)
     data_report = report(path, declared)
     if not data_report.usable:
         raise DataError("; ".join(["no usable records", *data_report.lines()]))

@@ -45,6 +45,8 @@ _DECLARED = {
     "data.num-classes": "--num-classes",
     "data.table-schema": "--schema",
     "data.columns": "--columns",
+    "data.task": "--task",
+    "data.time-bins": "--time-bins",
 }
 _START, _POLL, _AGAIN = 180.0, 0.3, 10  # seconds
 _REFUSED = "Failed to activate SuperNode"  # by a SuperLink that takes the node for connected
@@ -318,9 +320,12 @@ def _variables(layout: _Layout) -> dict[str, str]:
 def _declared(layout: _Layout) -> list[str]:
     """Options of every client that its owner chooses in a real deployment: what the data are, what is reported."""
     from coterie.server.config import combined
+    from coterie.settings import AUTO
 
     values = combined(settings_of(layout.settings, [], {}))
-    options = [word for name, option in _DECLARED.items() if name in values for word in (option, str(values[name]))]
+    of_schema = {"data.task"} if values.get("data.table-schema") else set()
+    named = {name: str(values[name]) for name in _DECLARED if name in values and name not in of_schema}
+    options = [word for name, value in named.items() if value != AUTO for word in (_DECLARED[name], value)]
     return options + ["--diagnostics"] * (values.get("evaluation.evaluate") == "diagnostic")
 
 

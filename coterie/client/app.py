@@ -22,7 +22,7 @@ from coterie.client.consent import Consent
 from coterie.client.identity import Client, identity_reply
 from coterie.client.masking_keys import NodeKeys
 from coterie.client.state import ClientError
-from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
+from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, MIN_COHORT, NodeConfig
 from coterie.deploy.policy import Policy
@@ -138,7 +138,7 @@ def client_of(node: NodeConfig) -> Client:
         diagnostics=node.diagnostics,
         data=node.data,
         pretrained=node.pretrained,
-        declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns),
+        declared=Declared.of(*node.declaration),
         budget_file=node.budget_file,
         policy=policy,
         server=node.server or "",
@@ -205,7 +205,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
     if client.data is not None and client.declared is not None:
         declared, data = client.declared, config.data
         try:
-            asked = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
+            asked = data.facts()
             asked.task.weighted(config.training.class_weights, config.training.pos_weight)
         except (DataError, TaskError) as error:
             raise ClientError(f"{who}: {error}") from None

@@ -23,7 +23,7 @@ from coterie.client.scores import losses, scores
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.client.training_plugins import TrainingPlugins
-from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, facts, federate, own_federation
+from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, federate, own_federation
 from coterie.datasets.settings import DataSettings
 from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
@@ -63,7 +63,7 @@ def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation |
     transform, folder = networks.features(config.training.features), spec.data_dir or None
     paths = {client.client_id: client.data for client in clients if client.data}
     if paths or spec.dataset == OWN_DATA:
-        data_facts = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema, spec.columns)
+        data_facts = spec.facts(folder)
         if paths:
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
             return OwnFederation(paths, data_facts, transform, deployed)

@@ -24,7 +24,7 @@ from coterie.client.identity import Client
 from coterie.client.layers import Additive
 from coterie.client.personal import OwnModels, personalised, trained_alone
 from coterie.client.scores import accuracies
-from coterie.datasets import Facts, Shard, facts
+from coterie.datasets import Shard
 from coterie.files import private_folder, read_object, write_atomic
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.model_card import ModelCard, scaling_of
@@ -115,7 +115,7 @@ def _accuracy_alone(cohort: Cohort, run: str, shard: Shard, file: Path) -> float
 def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
     """Return the card of a model without any guarantee."""
     data, training = cohort.config.data, cohort.config.training
-    known: Facts = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
+    known = data.facts()
     return ModelCard(
         strategy=cohort.config.strategy or "unknown",
         dataset=data.dataset,
@@ -131,6 +131,7 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         num_classes=known.task.num_outputs,
         task=cohort.task.given_name,
         weights=cohort.task.weights or None,
+        time_bins=known.task.time_bins or None,
         cluster=0,
         clusters=1,
         additive=isinstance(own.network, Additive),

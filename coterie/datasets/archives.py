@@ -22,20 +22,31 @@ from coterie.datasets.user_records import (
     shortened,
     sizes_text,
 )
+from coterie.tasks import Task
 
 _MAX_HEADER_BYTES = 64 * 2**10
+_WAY = "fix or remove it"
+# Arrays of times until an event, which may stand in place of `y`.
+_TIMES = ("time", "event")
 
 
-def read_archive(path: Path, need_targets: bool) -> tuple[Records, Records | None]:
+def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tuple[Records, Records | None]:
     """Read the training records of an `.npz` archive and, if present, its test records.
+
+    Args:
+        path: the archive.
+        need_targets: whether it must have targets.
+        task: what models predict, if a target is made of several numbers; None: `y` holds (n,) targets.
 
     Raises:
         DataError: it cannot be read, or lacks an array.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {name: f"{name}.npy" for name in ("x", "y", "x_test", "y_test")}
-            members = {name: member for name, member in members.items() if member in archive.namelist()}
+            given = {member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")}
+            has_times = _TIMES[0] in given and "y" not in given
+            named = _TIMES if has_times and task is not None and task.time_bins else ("y",)
+            members = {name: f"{name}.npy" for name in _with_tests("x", *named) if name in given}
             size = sum(_unpacked(archive, member) for member in members.values())
             need_at_most(user_records.MAX_BYTES, size, str(path), "unpacks to")
             arrays = {name: _array(archive, member) for name, member in members.items()}
@@ -46,14 +57,34 @@ def read_archive(path: Path, need_targets: bool) -> tuple[Records, Records | Non
             f"{path} is not a numpy archive of numeric arrays ({shortened(error)}); write it with numpy.savez(path, "
             "x=..., y=...). Pickled objects are rejected because they could run code"
         ) from None
-    needed = ["x", "y"] + (["x_test", "y_test"] if arrays.keys() & {"x_test", "y_test"} else [])
     if not need_targets and arrays.keys() == {"x"}:
         return _records(f"{path}: x", arrays["x"], None), None
+    every = _with_tests("x", *named)
+    train, test = every[: len(every) // 2], every[len(every) // 2 :]
+    needed = every if arrays.keys() & {*test} else train
     for name in needed:
         if name not in arrays:
-            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
-    train = _records(f"{path}: x, y", arrays["x"], arrays["y"])
-    return train, _records(f"{path}: x_test, y_test", arrays["x_test"], arrays["y_test"]) if needed[2:] else None
+            hint = "; for times until an event, set task = survival" if has_times and name == "y" else ""
+            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}{hint}")
+    records = _records_of(path, train, arrays, task)
+    return records, _records_of(path, test, arrays, task) if needed is every else None
+
+
+def _with_tests(*names: str) -> list[str]:
+    """Return names of arrays, and then those of test data."""
+    return [*names, *(f"{name}_test" for name in names)]
+
+
+def _records_of(path: Path, names: list[str], arrays: dict[str, Array], task: Task | None) -> Records:
+    """Return the records of arrays: examples, and targets or the numbers of which they are made."""
+    where = f"{path}: {', '.join(names)}"
+    x, *targets = (arrays[name] for name in names)
+    if len(targets) == 2:
+        if any(values.ndim != 1 for values in targets) or len(targets[0]) != len(targets[1]):
+            shapes = " and ".join(str(values.shape) for values in targets)
+            raise DataError(f"{where}: times and events must have shape (n,), not {shapes}")
+        targets = [np.stack(targets, axis=1)]
+    return _records(where, x, targets[0], task)
 
 
 def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
@@ -84,34 +115,54 @@ def _array(archive: zipfile.ZipFile, member: str) -> Array:
     return values
 
 
-def _records(where: str, x: Array, y: Array | None) -> Records:
+def _records(where: str, x: Array, y: Array | None, task: Task | None = None) -> Records:
     """Validate records independently of a run; drop records with missing values."""
     has_targets = y is not None
     y = np.zeros(len(x) if x.ndim else 0) if y is None else y
-    for values in (x, y):
-        if values.dtype.kind not in "iuf":
-            raise DataError(f"{where}: {shortened(values.dtype)} {NOT_NUMERIC}")
-    if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
-        raise DataError(f"{where} must have shapes (n, ...) and (n,), not {x.shape} and {y.shape}")
-    if not math.prod(x.shape[1:]):
-        raise DataError(f"{where}: no records, or records without features")
+    cells = task.num_cells if task is not None and has_targets else 1
+    _check_arrays(where, x, y, cells)
     problems: tuple[str, ...] = () if len(x) else (f"{where}: no records",)
-    y, whole = y.astype(np.float64), x.dtype.kind in "iu"
+    y, whole = y.astype(np.float64).reshape(len(y), cells), x.dtype.kind in "iu"
     if not whole:
         with np.errstate(over="ignore"):  # values outside the float32 range become infinite
             x = x.astype(np.float32)
+    finite = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y).all(axis=1)
+    valid = finite if task is None or cells == 1 else task.are_valid(y) | ~finite
     losses = LeftOut()
-    good = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y)
-    if not good.all():
-        problems += (
-            f"{where}: record {good.argmin()}, counted from 0, has NaN, infinite or missing values; fix or remove it",
-        )
-        first = f"record {good.argmin()}"
+    if not finite.all():
+        problems += (f"{where}: {_first(finite)}, counted from 0, has NaN, infinite or missing values; {_WAY}",)
+        counts = class_counts(y[~finite, 0]) if cells == 1 else {}
         loss = Loss(
-            "NaN, infinite or missing value", "record", int((~good).sum()), "left out", (first,), class_counts(y[~good])
+            "NaN, infinite or missing value", "record", int((~finite).sum()), "left out", (_first(finite),), counts
         )
-        x, y, losses = x[good], y[good], LeftOut.of([loss])
+        losses += LeftOut.of([loss])
+    if task is not None and not valid.all() and cells > 1:
+        values = ", ".join(f"{cell:g}" for cell in y[valid.argmin()])
+        problems += (f"{where}: {_first(valid)}, counted from 0, has {values}; {task.rule}; {_WAY}",)
+        loss = Loss("target that is none of the task", count=int((~valid).sum()), examples=(_first(valid),))
+        losses += LeftOut.of([loss])
+    x, y = x[finite & valid], y[finite & valid]
+    y = y[:, 0] if task is None or cells == 1 else task.encoded(y)
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
     what = f"images of {sizes_text(images)}" if images else f"records of {sizes_text(x.shape[1:])}"
     held_out = np.fromiter(map(is_held_out, x, y), bool, len(y))
     return Records(where, what, x, y, held_out, whole, None, problems, has_targets, left_out=losses)
+
+
+def _check_arrays(where: str, x: Array, y: Array, cells: int) -> None:
+    """Check types and shapes of arrays, of which y has so many numbers for each record."""
+    for values, allowed in ((x, "iuf"), (y, "iuf" if cells == 1 else "biuf")):
+        if values.dtype.kind not in allowed:
+            raise DataError(f"{where}: {shortened(values.dtype)} {NOT_NUMERIC}")
+    of_target = () if cells == 1 else (cells,)
+    if not y.ndim or y.shape[1:] != of_target or x.ndim < 2 or len(x) != len(y):
+        ways = "; for several labels of a record set task = multi-label, for times and events task = survival"
+        shape = "(n,)" if cells == 1 else f"(n, {cells})"
+        way = ways if cells == 1 and y.ndim == 2 else ""
+        raise DataError(f"{where} must have shapes (n, ...) and {shape}, not {x.shape} and {y.shape}{way}")
+    if not math.prod(x.shape[1:]):
+        raise DataError(f"{where}: no records, or records without features")
+
+
+def _first(right: Array | np.bool_) -> str:
+    return f"record {np.argmin(right)}"

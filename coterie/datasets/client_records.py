@@ -20,6 +20,7 @@ from coterie.datasets.sources import DataError
 from coterie.datasets.user_files import read
 from coterie.datasets.user_records import Records, Shape, labels
 from coterie.files import private_folder, write_atomic
+from coterie.tasks import Task
 
 if TYPE_CHECKING:
     from coterie.datasets.own import Declared
@@ -73,6 +74,7 @@ def usable_records(
     *,
     strict: bool,
     columns: Sequence[str] | None = None,
+    task: Task | None = None,
 ) -> Parts:
     """Return training and test records in the run's format.
 
@@ -84,6 +86,7 @@ def usable_records(
         span: see `Records.fitted`.
         strict: whether a record that cannot be used is an error.
         columns: names of the features of a table without a schema; see `table_records`.
+        task: what models predict; None: classes or real targets.
 
     Returns:
         the records; if none can be tested on, those for training twice.
@@ -93,11 +96,10 @@ def usable_records(
         EmptySiteError: ``strict``, and no record is left for training.
     """
 
-    train, test = read(Path(path), shape, schema, columns=columns)
-    if schema is not None:
-        names = schema.task.target_names(schema.class_names)
-        train = replace(train, class_names=names)
-        test = None if test is None else replace(test, class_names=names)
+    train, test = read(Path(path), shape, schema, columns=columns, task=task)
+    if schema is not None or (task is not None and task.num_cells > 1):
+        train = _with_names(train, schema, task)
+        test = None if test is None else _with_names(test, schema, task)
     if strict and not len(train.y):
         raise EmptySiteError(_nothing_left(train))
     if strict and (problems := train.problems + (() if test is None or _is_empty(test) else test.problems)):
@@ -119,6 +121,17 @@ def usable_records(
     if strict and not len(train.y):
         raise EmptySiteError(f"{path}: {_all_held_out(parts)}")
     return parts
+
+
+def _with_names(records: Records, schema: TableSchema | None, task: Task | None) -> Records:
+    """Return records with names of labels and of all targets."""
+    task = task if schema is None else schema.task
+    names = records.label_names if schema is None else schema.class_names
+    if task is None:
+        return records
+    if not names and not task.time_bins:
+        names = tuple(map(str, range(task.num_outputs)))
+    return replace(records, class_names=task.target_names(names), label_names=names)
 
 
 def _nothing_left(train: Records) -> str:
@@ -208,8 +221,8 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
         parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     else:
         facts = declared.shape, declared.task.num_targets, declared.schema, declared.span
-        parts = usable_records(path, *facts, strict=False, columns=declared.columns or None)
-    return _report(str(path), parts)
+        parts = usable_records(path, *facts, strict=False, columns=declared.columns or None, task=declared.task)
+    return _report(str(path), parts, declared.task if declared else None)
 
 
 def describe(path: str | Path, declared: Declared | None = None) -> str:
@@ -230,14 +243,16 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
     return "; ".join(data_report.lines())
 
 
-def _report(path: str, parts: Parts) -> DataReport:
+def _report(path: str, parts: Parts, task: Task | None) -> DataReport:
     train, test = parts.train, parts.test
     alone = test is train
     classes = Counter(train.counts()) + Counter({} if alone else test.counts())
     held_out = f"{len(test.y)} more for testing" if parts.given else f"{len(test.y)} held out"
     held_out = "none held out, so all are used for testing" if alone else held_out
     total = len(train.y) if parts.given else parts.usable
-    targets = labels(train.y if alone else np.concatenate([train.y, test.y]), train.labelled)
+    y = train.y if alone else np.concatenate([train.y, test.y])
+    several = task is not None and task.num_cells > 1
+    targets = task.described(y, train.label_names) if task and several else labels(y, train.labelled)
     warnings = [*train.warnings, *test.warnings, unequal_losses(classes, parts.left_out.classes)]
     if parts.usable and not len(train.y):
         warnings.append(f"{_all_held_out(parts)}: until then, this client contributes nothing")

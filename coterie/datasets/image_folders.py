@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from coterie.datasets import folder_entries
 from coterie.datasets.image_files import IMAGE_SUFFIXES, read_image
+from coterie.datasets.image_labels import LABELS, ImageLabels, files_below, no_labels, read_labels
 from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
 from coterie.datasets.user_records import (
@@ -23,16 +25,29 @@ from coterie.datasets.user_records import (
     need_regular,
     sizes_text,
 )
+from coterie.tasks import Task
 
 #: List of the class names of a run.
 CLASSES = "classes.txt"
 _MAX_CLASSES_BYTES = 2**20
 
 
-def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: bool = True) -> Records:
-    """Read the images of FOLDER/CLASS/*; `home` holds the class names.
+def read_images(
+    folder: Path, home: Path, shape: Shape | None, need_targets: bool = True, task: Task | None = None
+) -> Records:
+    """Read the images of FOLDER/CLASS/*, or those of a list.
 
     If no targets are needed and there are no folders of classes, read FOLDER/*.
+
+    Args:
+        folder: of the images.
+        home: folder with the names of the classes or labels.
+        shape: (C, H, W) to which images are converted; None only inspects them.
+        need_targets: whether images must have targets.
+        task: what models predict, if a list says it; None: folders are classes.
+
+    Raises:
+        DataError: a list cannot be read, or is missing.
     """
     suited = shape is None or (len(shape) == 3 and shape[0] in (1, 3))
     if shape is not None and not suited and any(map(folder_entries.is_image, _files(folder))):
@@ -40,6 +55,12 @@ def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: boo
             f"{folder} contains images, which have 1 or 3 channels, but the run expects {sizes_text(shape)}"
         )
     names = _class_names(home / CLASSES)
+    if task is not None:
+        listed = read_labels(folder, home, task, names)
+        if listed is None and need_targets:
+            raise DataError(no_labels(folder, task))
+        if listed is not None:
+            return _Reader(folder, shape).listed(listed, task)
     entries = sorted(entry for entry in folder.iterdir() if entry.name != CLASSES)
     subfolders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     has_targets = need_targets or bool(subfolders)
@@ -92,16 +113,37 @@ class _Reader:
             else:
                 self.leave_out([entry], class_name)
 
+    def listed(self, of_list: ImageLabels, task: Task) -> Records:
+        """Return the images that a list names; others are left out."""
+        self._problems += of_list.problems
+        names = task.target_names(of_list.names)
+        for file in files_below(self._folder):
+            if file in of_list.targets:
+                target = int(of_list.targets[file])
+                self._read(file, target, names[target] if names else "")
+            elif folder_entries.is_image(file):
+                reason = (
+                    f"image whose row in {LABELS} has an error"
+                    if file in of_list.named
+                    else f"image without a row in {LABELS}"
+                )
+                self._losses.append(Loss(reason, examples=self._named(file)))
+            elif file.name != CLASSES:
+                self.leave_out([file])
+        nothing = f"{self._folder}: no image has a row in {LABELS}, such as a.png"
+        return replace(self.records(True, names, nothing), label_names=of_list.names)
+
     def leave_out(self, entries: list[Path], class_name: str = "") -> None:
         """Account for files and folders that are not read."""
         for entry in entries:
             self._losses += folder_entries.losses_of(entry, self._folder, class_name)
 
-    def records(self, has_targets: bool, class_names: tuple[str, ...]) -> Records:
-        """Return all images that were read."""
+    def records(self, has_targets: bool, class_names: tuple[str, ...], nothing: str = "") -> Records:
+        """Return all images that were read; with what to say if there are none."""
         if not self._x:
             self._problems.append(
-                f"{self._folder} contains neither images in one folder per class, such as {self._folder}/0/*.png "
+                nothing
+                or f"{self._folder} contains neither images in one folder per class, such as {self._folder}/0/*.png "
                 f"(supported: {', '.join(IMAGE_SUFFIXES)}), nor train{', train'.join(SUFFIXES)}, nor the folder train"
             )
         sizes = [sizes_text(size) for size in self._sizes]

@@ -8,6 +8,7 @@ A path refers to one of
 - a folder of `.parquet` files, in itself or in folders `key=value`;
 - a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
   line. The list keeps class numbers consistent between clients that lack a class;
+- a folder of images with a list `labels.csv`, if a record has several labels, or a time and an event;
 - a folder with `train` and, for test data, `test`, each in one of these formats.
 
 With a schema (:mod:`coterie.datasets.schema`), tables may have any columns.
@@ -51,7 +52,7 @@ from coterie.datasets.tables import (
 )
 from coterie.datasets.user_files import find, is_table, read
 from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
-from coterie.tasks import Task, task_of
+from coterie.tasks import Task, TaskError, multi_label, parse_bins, survival, task_of
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -111,6 +112,8 @@ class Declared(Facts):
         num_classes: int | None,
         value_range: str | None,
         columns: str | None = None,
+        task: str | None = None,
+        time_bins: str | None = None,
     ) -> Declared | None:
         """Return the declaration of a node configuration; None: it declares nothing.
 
@@ -120,6 +123,8 @@ class Declared(Facts):
             num_classes: 0 for real targets.
             value_range: such as `"0:1"`; None for no limit.
             columns: names of the features of a table without a schema, as in the setting; None: those of the run.
+            task: what models predict, as in the setting; None: classes or real targets.
+            time_bins: ends of the bins of time, as in the setting; None: there are none.
 
         Raises:
             DataError: a value is invalid, or the schema has errors.
@@ -127,11 +132,12 @@ class Declared(Facts):
         if schema is not None:
             loaded = TableSchema.load(schema)
             return cls("vectors", (loaded.num_features,), loaded.task, loaded)
-        if input_shape is None or num_classes is None:
+        if input_shape is None or (num_classes is None and time_bins is None):
             return None
         shape = _shape(input_shape)
         kind = "images" if len(shape) == 3 else "vectors"
-        return cls(kind, shape, task_of(num_classes), columns=_columns(columns or "", shape), span=_span(value_range))
+        named = own_task(task or "auto", num_classes, time_bins or "")
+        return cls(kind, shape, named, columns=_columns(columns or "", shape), span=_span(value_range))
 
     __str__ = Facts.__str__
 
@@ -143,6 +149,8 @@ def facts(
     data_dir: str | Path | None = None,
     table_schema: str | None = None,
     columns: str = "",
+    task: str = "auto",
+    time_bins: str = "",
 ) -> Facts:
     """Return the facts about a data set; only a `module:function` is loaded.
 
@@ -153,6 +161,8 @@ def facts(
         data_dir: see `load`.
         table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
         columns: names of the features of tables without a schema, as in the setting.
+        task: what models of `OWN_DATA` predict, as in the setting.
+        time_bins: ends of the bins of time of `OWN_DATA`, as in the setting; empty: there are none.
 
     Raises:
         DataError: the shape or the schema is invalid, or the data set unknown.
@@ -166,16 +176,43 @@ def facts(
             schema = TableSchema.parse(table_schema)
             return Facts("vectors", (schema.num_features,), schema.task, schema, schema.reach or TYPICAL)
         shape = _shape(input_shape)
-        if num_classes is None:
-            raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
+        predicted = own_task(task, num_classes, time_bins)
         if len(shape) == 3:
-            return Facts("images", shape, task_of(num_classes))
-        return Facts("vectors", shape, task_of(num_classes), None, TYPICAL, _columns(columns, shape))
+            return Facts("images", shape, predicted)
+        return Facts("vectors", shape, predicted, None, TYPICAL, _columns(columns, shape))
     if dataset in DATASETS:
         info = DATASETS[dataset]
         return Facts(info.kind, info.shape, task_of(info.num_classes))
     source = load(dataset, data_dir)
     return Facts(source.kind, source.train_x.shape[1:], source.task)
+
+
+def own_task(name: str, num_classes: int | None, time_bins: str) -> Task:
+    """Return the task of clients' own data without a schema.
+
+    Args:
+        name: as the setting `task` has it; only "multi-label" and "survival" differ from what the classes say.
+        num_classes: number of classes, or of labels; 0: real targets. None: the bins say it.
+        time_bins: ends of the bins of time; empty: there are none.
+
+    Raises:
+        DataError: they contradict each other, or one is missing.
+    """
+    try:
+        if time_bins or name == "survival":
+            if name not in ("auto", "survival"):
+                raise DataError(f"time-bins = {time_bins!r} are of task = survival, not {name}; leave one of them out")
+            if not time_bins:
+                raise DataError("task = survival: set time-bins, the public ends of the bins, such as 30,90,365")
+            edges = parse_bins(time_bins)
+            if num_classes not in (None, len(edges)):
+                raise DataError(f"num-classes = {num_classes}: there are {len(edges)} time-bins; leave it out")
+            return survival(edges)
+        if num_classes is None:
+            raise DataError("num-classes is missing: set the number of classes or labels, or 0 for real targets")
+        return multi_label(num_classes) if name == "multi-label" else task_of(num_classes)
+    except TaskError as error:
+        raise DataError(str(error)) from None
 
 
 def _span(text: str | None) -> tuple[float, float] | None:
@@ -290,6 +327,7 @@ class OwnFederation:
                 schema=data_facts.schema if simulated else declared and declared.schema,
                 span=declared.span if declared else None,
                 columns=self._columns(declared),
+                task=data_facts.task,
             )
             try:
                 shard = read(strict=simulated)
@@ -361,6 +399,7 @@ def own_shard(
     span: tuple[float, float] | None = None,
     strict: bool = True,
     columns: tuple[str, ...] | None = None,
+    task: Task | None = None,
 ) -> Shard:
     """Return the local data of a client, scaled as in a `Federation`; read once per process.
 
@@ -374,18 +413,19 @@ def own_shard(
         shape: (C, H, W) of images, or (F,) of vectors, before the transform. Image files are converted and resized to
             it. Image arrays may be (n, H, W) if C is 1, or rows of C·H·W. Pixels are integers in 0..255; in typed
             file formats, floats are fractions in [0, 1]. Vectors are used unchanged.
-        num_classes: number of classes; 0 for real targets.
+        num_classes: number of distinct targets, such as classes; 0 for real targets.
         transform: see `federate`.
         schema: of tables; None: their columns are numbers.
         span: see `Records.fitted`.
         strict: raise an error for dropped or clamped records instead of logging them; what the schema drops or clamps
             by its own rules is logged in any case.
         columns: see `Facts`.
+        task: what models predict; None: classes or real targets.
 
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    parts = usable_records(path, shape, num_classes, schema, span, strict=strict, columns=columns)
+    parts = usable_records(path, shape, num_classes, schema, span, strict=strict, columns=columns, task=task)
     train, test = parts.train, parts.test
     for warning in dict.fromkeys(train.warnings + test.warnings):
         log(WARNING, "client %s: %s", client_id, warning)
@@ -475,7 +515,7 @@ def local_records(
         raise DataError(
             f"column {ids!r} cannot name the records: only tables with a schema have columns beside features"
         )
-    records, test = read(Path(path), known.shape, need_targets=False, columns=known.columns or None)
+    records, test = read(Path(path), known.shape, need_targets=False, columns=known.columns or None, task=known.task)
     unused = 0 if test is None else len(test.y)
     if held_out:
         _need_held_out(path, test is not None or bool(records.held_out.any()))

@@ -60,7 +60,8 @@ LARGEST = 30.0
 #: Absolute value that features of scaled records hardly exceed.
 TYPICAL = 3.0
 _VERSION = 1
-_BOOLEAN = ("false", "true")
+#: Values of a column of booleans.
+BOOLEAN = ("false", "true")
 _MAX_NAME = 200
 _MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 #: End of the name of a file that describes the table of one site beside it.
@@ -555,7 +556,7 @@ def _labels(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
         table.error(f"columns has {len(names)} entries; the limit is {MAX_LABELS}")
     missing, unknown = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "unknown"))
     table.finish()
-    columns = (Column(name, "boolean", values=_BOOLEAN, missing=missing, unknown=unknown) for name in names)
+    columns = (Column(name, "boolean", values=BOOLEAN, missing=missing, unknown=unknown) for name in names)
     return tuple(columns), names
 
 
@@ -564,7 +565,7 @@ def _survival(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     table.get("time-bins")
     missing, censored = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "censored"))
     table.finish()
-    of_event = Column(event, "boolean", values=_BOOLEAN, missing=missing)
+    of_event = Column(event, "boolean", values=BOOLEAN, missing=missing)
     return (Column(time, missing=missing, censored=censored), of_event), ()
 
 
@@ -620,7 +621,7 @@ def _boolean(table: _Table, name: str) -> Column:
     if missing == "value" and not isinstance(fill, bool):
         table.error(f"missing: value {_shown(fill)} is neither true nor false")
     codes = table.texts("missing-values")
-    return Column(name, "boolean", values=_BOOLEAN, missing=missing, fill=fill, missing_values=codes)
+    return Column(name, "boolean", values=BOOLEAN, missing=missing, fill=fill, missing_values=codes)
 
 
 def _category(table: _Table, name: str) -> Column:

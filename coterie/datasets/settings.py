@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.datasets.catalog import DATASETS
-from coterie.datasets.own import OWN_DATA
+from coterie.datasets.own import OWN_DATA, Facts, facts
 from coterie.datasets.partition import Partition
 from coterie.fields import MAX_SCHEMA
 from coterie.settings import Settings, setting
@@ -47,7 +47,18 @@ class DataFiles(Settings):
         client=True,
     )
     task: str = setting(
-        "auto", "what models predict; auto: as the table-schema or the data set says", choices=("auto", *NAMES)
+        "auto",
+        "what models predict; auto: as the table-schema or the data set says; own data without a schema: classes, "
+        "or real targets",
+        choices=("auto", *NAMES),
+        client=True,
+    )
+    time_bins: str = setting(
+        "",
+        "own, task = survival, without a table-schema: public ends of the bins of time, which begin at 0",
+        allowed="growing numbers, separated by commas",
+        longest=MAX_SCHEMA,
+        client=True,
     )
     table_schema: str = setting(
         "",
@@ -65,6 +76,18 @@ class DataFiles(Settings):
         longest=MAX_SCHEMA,
         client=True,
     )
+
+    def facts(self, folder: str | None = None) -> Facts:
+        """Return the public facts about the data.
+
+        Args:
+            folder: of a data set; None: none.
+
+        Raises:
+            DataError: they are incomplete, or contradict each other.
+        """
+        names = self.dataset, self.input_shape, self.num_classes, folder, self.table_schema, self.columns
+        return facts(*names, self.task, self.time_bins)
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Encoder:
             finding.by_class[""] += problem.lines
         for note in chunk.notes:
             self._finding("", note.what, "kept", True, note.hint).add(note.number, note.value)
-        for part in chunk.parts(max(1, min(_CHUNK, _CHUNK_FEATURES // self._schema.num_features))):
+        for part in chunk.parts(max(1, min(_CHUNK, _CHUNK_FEATURES // max(1, self._schema.num_features)))):
             self._add(part)
         self.records += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
 

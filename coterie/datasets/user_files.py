@@ -12,12 +12,14 @@ from typing import TypeAlias
 from coterie.datasets.archives import read_archive
 from coterie.datasets.folder_entries import losses_of
 from coterie.datasets.image_folders import CLASSES, read_images
+from coterie.datasets.image_labels import LIST_FILES
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import SITE_SUFFIX, TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_parquet import is_parquet_folder
 from coterie.datasets.tables import table_records
 from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_regular, suffix_of
+from coterie.tasks import Task
 
 #: Functions that read training and, if present, test records from a file, by suffix.
 Readers: TypeAlias = "Mapping[str, Callable[[Path, bool], tuple[Records, Records | None]]]"
@@ -36,6 +38,7 @@ def read(
     *,
     need_targets: bool = True,
     columns: Sequence[str] | None = None,
+    task: Task | None = None,
 ) -> tuple[Records, Records | None]:
     """Read the training records and, if present, the test records.
 
@@ -46,24 +49,28 @@ def read(
             column, and a folder may hold images without folders of classes.
         columns: names of the features of a table without a schema; see `table_records`.
         schema: of the table; None: any format, and the columns of a table are numbers.
+        task: what models predict; None: classes or real targets.
 
     Raises:
         DataError: the path does not exist or cannot be read.
     """
     root = path.expanduser()
-    tables = dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema, columns=columns))
-    readers = READERS | tables if schema is None else tables
+    several = task if task is not None and task.num_cells > 1 else None
+    tables: Readers = dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema, columns=columns))
+    if schema is None and several is not None:
+        tables = dict.fromkeys(TABLE_SUFFIXES, partial(_refused_table, task=several))
+    readers: Readers = {".npz": partial(read_archive, task=several), **tables} if schema is None else tables
     try:
         train, test = (find(root, part) if root.is_dir() else None for part in ("train", "test"))
         if not root.is_dir() or (train is None and test is None and is_parquet_folder(root)):
             return _file(root, readers, need_targets)
         if train is None and test is None:
-            return read_images(root, root, shape, need_targets), None
+            return read_images(root, root, shape, need_targets, several), None
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
-        records = _part(train, root, shape, readers)
-        records = replace(records, left_out=records.left_out + beside(root))
-        return records, None if test is None else _part(test, root, shape, readers)
+        records = _part(train, root, shape, readers, several)
+        records = replace(records, left_out=records.left_out + beside(root, LIST_FILES if several else ()))
+        return records, None if test is None else _part(test, root, shape, readers, several)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 
@@ -77,9 +84,9 @@ def parts(folder: Path) -> list[Path]:
     return [path for client in sorted(clients) if (path := find(folder, f"client-{client}"))]
 
 
-def beside(folder: Path) -> LeftOut:
-    """Return an account of what lies beside the data of a folder."""
-    used = {folder / CLASSES}
+def beside(folder: Path, lists: Sequence[str] = ()) -> LeftOut:
+    """Return an account of what lies beside the data of a folder, and names of its list of labels."""
+    used = {folder / name for name in (CLASSES, *lists)}
     for path in parts(folder):
         used |= {path, path.with_suffix(SITE_SUFFIX)}
     others = sorted(entry for entry in folder.iterdir() if entry not in used)
@@ -116,10 +123,17 @@ def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Reco
     return readers[suffix_of(path)](path, need_targets)
 
 
-def _part(path: Path, home: Path, shape: Shape | None, readers: Readers) -> Records:
+def _refused_table(path: Path, need_targets: bool, task: Task) -> tuple[Records, None]:
+    raise DataError(
+        f"{path}: a table of {task} needs a schema with {'[survival]' if task.time_bins else '[labels]'}: set "
+        "table-schema (docs/tables.md)"
+    )
+
+
+def _part(path: Path, home: Path, shape: Shape | None, readers: Readers, task: Task | None) -> Records:
     """Read `train` or `test` of the folder `home`."""
     if path.is_dir() and not is_parquet_folder(path):
-        return read_images(path, home, shape)
+        return read_images(path, home, shape, task=task)
     records, more = _file(path, readers)
     if more is not None:
         raise DataError(

@@ -42,7 +42,8 @@ class Records:  # large: one field per fact about a file
         has_targets: whether the file has labels or targets; otherwise `y` is zero.
         notes: what a schema drops or clamps by its own rules.
         left_out: account of all that is left out or changed, with and without a rule.
-        class_names: names of the classes; empty if they are numbers.
+        class_names: names of the classes, or of all distinct targets; empty if they are numbers.
+        label_names: names of the labels, of which a record may have several; empty if they are numbers.
         warnings: features that look wrong, for the owner alone.
         units: of the records; None: each record is its own.
     """
@@ -59,6 +60,7 @@ class Records:  # large: one field per fact about a file
     notes: tuple[str, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
     class_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     units: Units | None = None
 

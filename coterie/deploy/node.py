@@ -9,6 +9,8 @@ from typing import Annotated
 from coterie.deploy.errors import DeployError
 from coterie.fields import COUNT, EPSILON, PERSONAL_METHODS, SIZE, Bounds, Fields, OneOf, key_of
 
+# Values of the setting `task`.
+_TASKS = ("multi-class", "binary", "multi-label", "regression", "survival")
 #: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
 APP_HASH = "COTERIE_APP_HASH"
 #: Least number of clients in a masked round, unless a node configuration states another one.
@@ -27,7 +29,9 @@ class NodeConfig(Fields):  # large: one field per key
         delta: of the budget.
         diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
         input_shape: declared shape of an example, such as `1x28x28`, or `16`.
-        num_classes: declared number of classes; 0 for real targets.
+        num_classes: declared number of classes, or of labels; 0 for real targets. None: the bins of time say it.
+        task: declared task, as the setting `task`; None: classes or real targets, or that of the schema.
+        time_bins: declared ends of the bins of time, such as `30,90,365`.
         value_range: minimum and maximum to which vectors are clamped, such as `0:1`.
         columns: names of the features of its table without a schema, in order; None: those of the run.
         pretrained: file of the public initial parameters of runs that start from some; None: it takes part in none of
@@ -62,6 +66,8 @@ class NodeConfig(Fields):  # large: one field per key
     diagnostics: bool = False
     input_shape: str | None = None
     num_classes: Annotated[int | None, Bounds(0, COUNT.high)] = None
+    task: Annotated[str | None, OneOf(_TASKS)] = None
+    time_bins: str | None = None
     value_range: str | None = None
     columns: str | None = None
     pretrained: str | None = None
@@ -84,12 +90,16 @@ class NodeConfig(Fields):  # large: one field per key
             raise DeployError(problem)
 
     def _problems(self) -> list[str]:
-        shape, classes = self.input_shape is not None, self.num_classes is not None
+        shape, bins = self.input_shape is not None, self.time_bins is not None
+        classes = self.num_classes is not None or bins
         rules = {
             "epsilon and delta form one budget: set both or neither": (self.epsilon is None) != (self.delta is None),
             "input-shape and num-classes declare the data: set both or neither": shape != classes,
             "schema declares shape and classes: leave out input-shape, num-classes and value-range": (
                 self.schema is not None and (shape or classes or self.value_range is not None)
+            ),
+            "task and time-bins declare the data beside input-shape; leave them out with a schema": (
+                not shape and (self.task is not None or bins)
             ),
             "value-range requires input-shape and num-classes": self.value_range is not None and not shape,
             "columns requires input-shape and num-classes": self.columns is not None and not shape,
@@ -101,6 +111,12 @@ class NodeConfig(Fields):  # large: one field per key
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]
         return broken + [f"{key} must be an absolute path" for key in relative]
+
+    @property
+    def declaration(self) -> tuple[str | None, str | None, int | None, str | None, str | None, str | None, str | None]:
+        """What it declares about the data: schema, shape, number of classes, range, columns, task and bins of time."""
+        of_table = self.schema, self.input_shape, self.num_classes, self.value_range, self.columns
+        return (*of_table, self.task, self.time_bins)
 
     @property
     def budget(self) -> tuple[float, float] | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import numpy as np
 
 from coterie import models as networks
-from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema, facts
+from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema
 from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
@@ -211,6 +211,8 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     given = str(explicit.get(_SCHEMA, "")).strip()
     if not given:
         classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
+        if bins := explicit.get("data.time-bins"):
+            classes = str(bins).count(",") + 1
         known = classes is None or explicit.get("data.dataset") != OWN_DATA
         return dict(explicit) if known else {"data.num-classes": classes, **explicit}
     try:
@@ -404,10 +406,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @cached_property
     def facts(self) -> Facts:
         """Public facts about the data."""
-        data = self.data
-        return facts(
-            data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema, data.columns
-        )
+        return self.data.facts(self.data.data_dir or None)
 
     @cached_property
     def task(self) -> Task:
@@ -818,6 +817,11 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         if data.columns and (data.table_schema or "x" in data.input_shape or not own_data):
             raise ConfigError(
                 f"columns = {data.columns[:60]!r} is for tables of dataset = 'own' without a schema; leave it out"
+            )
+        if data.time_bins and (data.table_schema or not own_data):
+            raise ConfigError(
+                f"time-bins = {data.time_bins[:60]!r} are for dataset = 'own' without a schema, whose [survival] has "
+                "its own; leave them out"
             )
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]

@@ -11,6 +11,7 @@ from site_tables import AGE, OUTCOME, SEX
 
 from coterie.cli.client import _report
 from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report
+from coterie.deploy.node import NodeConfig
 
 SHAPE = "1x6x5"
 SCHEMA = "version = 1\n" + OUTCOME + AGE + SEX + 'unknown = "drop"\n'
@@ -209,7 +210,7 @@ def site(request, tmp_path):
     (tmp_path / "schema.toml").write_text(SCHEMA)
     schema = str(tmp_path / "schema.toml") if by_schema else None
     shape = (None, None) if by_schema else (SHAPE, 2)
-    node = SimpleNamespace(schema=schema, input_shape=shape[0], num_classes=shape[1], value_range=None, columns=None)
+    node = NodeConfig(client_id=0, schema=schema, input_shape=shape[0], num_classes=shape[1])
     return SimpleNamespace(
         home=tmp_path,
         path=path,
