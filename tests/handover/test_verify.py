@@ -70,24 +70,45 @@ def test_it_is_short_and_imports_two_packages_beside_the_standard_library():
     assert roots - sys.stdlib_module_names == {"cryptography", "dp_accounting"}
 
 
+# Runs the script argv[1] once for each list of words in standard input, in one process: its libraries load slowly.
+CALLS = """
+import contextlib, io, json, runpy, sys
+
+answers, script = [], sys.argv[1]
+for words in json.load(sys.stdin):
+    sys.argv = [script, *words]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            answers.append([end.code or 0, out.getvalue().splitlines()[-1]])
+json.dump(answers, sys.stdout)
+"""
+
+
 def test_it_runs_as_a_script_elsewhere(tmp_path):
-    run = sealed.make(tmp_path / "run", sealed.joint())
-    sealed.sign(run)
-    key = sealed.public_key(tmp_path / "operator.pub")
+    run, short = tmp_path / "run", tmp_path / "short"
+    sealed.sign(sealed.make(run, sealed.joint()))
+    shutil.copytree(run, short)
+    shutil.rmtree(short / "models")
+    key, other = sealed.public_key(tmp_path / "operator.pub"), sealed.public_key(tmp_path / "other.pub", sealed.OTHER)
     script = shutil.copy(verify.__file__, tmp_path / "verify.py")
 
-    def script_says(*words):
-        command = [sys.executable, "-I", script, run, *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    def output(*command, **words):
+        done = subprocess.run([sys.executable, "-I", *command], capture_output=True, text=True, cwd="/", **words)
         assert done.stderr == ""
-        return done.returncode, done.stdout.splitlines()[-1]
+        return done
 
-    assert script_says("--public-key", key) == (0, "verdict: good")
-    shutil.rmtree(run / "models")
-    assert script_says("--public-key", key) == (1, "verdict: bad")
-    assert script_says("--public-key", key, "--without-models") == (0, "verdict: good")
-    sealed.public_key(key, sealed.OTHER)
-    assert script_says("--public-key", key, "--without-models") == (1, "verdict: bad")
+    done = output(script, run, "--public-key", key)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "verdict: good")
+    calls = {
+        (short, key): [1, "verdict: bad"],
+        (short, key, "--without-models"): [0, "verdict: good"],
+        (short, other, "--without-models"): [1, "verdict: bad"],
+    }
+    words = [[str(folder), "--public-key", str(public), *more] for folder, public, *more in calls]
+    assert json.loads(output("-c", CALLS, script, input=json.dumps(words)).stdout) == list(calls.values())
 
 
 # ---- good folders -----------------------------------------------------------------------------------------
@@ -111,45 +132,52 @@ def extend(ledger, plan, rounds):
 
 
 @cache
+def few():
+    """A plan of few rounds that spends little of its budget."""
+    return sealed.joint(epsilon=8.0).recalibrated(2.0)
+
+
 def plans():
-    """Plans and what else a folder is made of, by name."""
-    few = sealed.joint(epsilon=8.0).recalibrated(2.0)
+    """By name, what makes a plan and the other words of a folder: a noise multiplier takes a while to find."""
     start = {"run": "earlier", "clients": "same", "ledger": "0" * 16, "header": "0" * 16, "reasons": []}
     event = {"sampling_rate": 0.2, "noise_multiplier": 3.0, "sampler": "poisson", "count": 2}
+    secret = {"participation": "secret", "min_separation": 3}
+    private = {"evaluations": 1, "evaluation_noise": 0.1}
     return {
-        "joint": (sealed.joint(), {}),
-        "everybody": (sealed.joint(sampling_rate=1.0), {}),
-        "many rounds": (sealed.joint(60, sampling_rate=0.05), {"rounds": 60}),
-        "little epsilon": (sealed.joint(epsilon=0.2), {}),
-        "much epsilon": (sealed.joint(epsilon=30.0), {}),
-        "evaluations": (sealed.joint(evaluations=2, evaluation_noise=0.02), {}),
-        "rdp": (sealed.joint(accountant="rdp"), {}),
-        "a crash": (sealed.joint(5), {"charge": crash}),
-        "continued": (few, {"charge": extend}),
-        "ended early": (sealed.joint(6), {"rounds": 2}),
-        "initial models": (few, {"start": {**start, "events": [event]}}),
-        "banded": (Banded.calibrated(**BANDED, sampling_rate=0.25, rounds=9), {}),
-        "banded secret": (
-            Banded.calibrated(**BANDED, sampling_rate=0.1, rounds=9, participation="secret", min_separation=3),
+        "joint": lambda: (sealed.joint(), {}),
+        "everybody": lambda: (sealed.joint(sampling_rate=1.0), {}),
+        "many rounds": lambda: (sealed.joint(60, sampling_rate=0.05), {"rounds": 60}),
+        "little epsilon": lambda: (sealed.joint(epsilon=0.2), {}),
+        "much epsilon": lambda: (sealed.joint(epsilon=30.0), {}),
+        "evaluations": lambda: (sealed.joint(evaluations=2, evaluation_noise=0.02), {}),
+        "rdp": lambda: (sealed.joint(accountant="rdp"), {}),
+        "a crash": lambda: (sealed.joint(5), {"charge": crash}),
+        "continued": lambda: (few(), {"charge": extend}),
+        "ended early": lambda: (sealed.joint(6), {"rounds": 2}),
+        "initial models": lambda: (few(), {"start": {**start, "events": [event]}}),
+        "banded": lambda: (Banded.calibrated(**BANDED, sampling_rate=0.25, rounds=9), {}),
+        "banded secret": lambda: (Banded.calibrated(**BANDED, sampling_rate=0.1, rounds=9, **secret), {}),
+        "record": lambda: (sealed.record(), {}),
+        "first round": lambda: (sealed.record(first_batch_size=600), {}),
+        "selections": lambda: (sealed.record(selection="gumbel", selections=2, selection_epsilon=0.1), {}),
+        "histogram": lambda: (
+            PLANS["joint"].calibrated_with_histogram(0.05, **BANDED, sampling_rate=0.5, rounds=3, **private),
             {},
         ),
-        "record": (sealed.record(), {}),
-        "first round": (sealed.record(first_batch_size=600), {}),
-        "selections": (sealed.record(selection="gumbel", selections=2, selection_epsilon=0.1), {}),
-        "histogram": (
-            PLANS["joint"].calibrated_with_histogram(
-                0.05, **BANDED, sampling_rate=0.5, rounds=3, evaluations=1, evaluation_noise=0.1
-            ),
-            {},
-        ),
-        "held-out records": (sealed.record(held_out_epsilon=4.9), {}),
-        "profiles": (sealed.record(profiles=(1.0, 0.5)), {"public": {"unit-column": "patient_id"}}),
+        "held-out records": lambda: (sealed.record(held_out_epsilon=4.9), {}),
+        "profiles": lambda: (sealed.record(profiles=(1.0, 0.5)), {"public": {"unit-column": "patient_id"}}),
     }
+
+
+@cache
+def planned(name):
+    """What ``plans`` makes, once."""
+    return plans()[name]()
 
 
 def good(folder, name, variant):
     """Make one of three variants of a folder, which its operator has signed."""
-    plan, words = plans()[name]
+    plan, words = planned(name)
     changes = ({}, {"models": 1}, {"tuned": {"lr": 0.1}, "diagnostics": []})[variant]
     run = sealed.make(folder, plan, **{**words, **changes})
     if variant == 1:
