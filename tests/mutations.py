@@ -683,6 +683,27 @@ MUTATIONS = [
         "tests/privacy/test_accounting.py::test_at_a_tiny_delta_the_smaller_bound_counts",
     ),
     Mutation(
+        "a cost is remembered when further events are composed",
+        f"{_PRIVACY}/accountants.py",
+        "            self._costs = {}",
+        "            pass",
+        "tests/privacy/test_accounting.py::test_a_cost_is_that_of_all_events_so_far",
+    ),
+    Mutation(
+        "series of Renyi divergences end early",
+        f"{_PRIVACY}/renyi.py",
+        "_NEGLIGIBLE = 30.0",
+        "_NEGLIGIBLE = 3.0",
+        "tests/privacy/test_renyi.py::test_divergences_are_those_of_dp_accounting",
+    ),
+    Mutation(
+        "the largest sum of losses is rounded down",
+        f"{_PRIVACY}/loss_distributions.py",
+        "*map(math.ceil, tightest(1))",
+        "*map(math.floor, tightest(1))",
+        "tests/privacy/test_loss_distributions.py::test_a_release_and_its_compositions",
+    ),
+    Mutation(
         "costs above 600 are the lower end of their interval",
         f"{_PRIVACY}/accountants.py",
         "    while high - low > 1e-9 * high:",

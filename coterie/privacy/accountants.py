@@ -108,6 +108,7 @@ class Accountant:
     def __init__(self) -> None:
         self._unprotected = False
         self._sampler: str | None = None
+        self._costs: dict[float, float] = {}  # epsilon of all events so far, by delta
 
     def compose(self, event: Event, count: int = 1) -> None:
         """Compose ``count`` further events.
@@ -128,10 +129,15 @@ class Accountant:
         self._unprotected = self._unprotected or event.noise_multiplier < MIN_NOISE
         if count and not self._unprotected:
             self._compose(event, count)
+            self._costs = {}
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at ``delta`` of all events so far; inf if the noise of one is below ``MIN_NOISE``."""
-        return math.inf if self._unprotected else self._epsilon(delta)
+        if self._unprotected:
+            return math.inf
+        if delta not in self._costs:
+            self._costs[delta] = self._epsilon(delta)
+        return self._costs[delta]
 
     def delta(self, epsilon: float) -> float:
         """Delta at ``epsilon`` of all events so far, by ``pld`` and ``rdp``; 1 if the noise of one is too small."""
@@ -396,23 +402,20 @@ def renyi_divergence(event: Event, order: float) -> float:
 
 @lru_cache(maxsize=256)
 def _rdp_of(event: Event) -> FloatArray:
+    if event.sampler == "poisson":
+        from coterie.privacy.renyi import poisson_gaussian_divergences
+
+        return poisson_gaussian_divergences(event.noise_multiplier, event.sampling_rate, _orders())
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    if event.sampler == "poisson":
-        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-        sampled: Any = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
-    else:
-        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        many = 10**12  # the bound depends on m / M only
-        sampled = dp_accounting.SampledWithoutReplacementDpEvent(many, round(event.sampling_rate * many), gaussian)
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    many = 10**12  # the bound depends on m / M only
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(many, round(event.sampling_rate * many), gaussian)
     accountant = RdpAccountant(orders=_orders(), neighboring_relation=relation)
     with _quiet_absl():
         accountant.compose(sampled)
-    curve = np.array(accountant.rdp)
-    if event.sampler == "poisson":
-        return curve
     # At rates near 1, the bound for sampling without replacement exceeds the bound without sampling. Both hold,
     # because Renyi divergence is quasi-convex in the sample.
-    return np.asarray(np.minimum(curve, _orders() / (2 * event.noise_multiplier**2)))
+    return np.asarray(np.minimum(accountant.rdp, _orders() / (2 * event.noise_multiplier**2)))

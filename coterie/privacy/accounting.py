@@ -227,7 +227,7 @@ def calibrate(
     )
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def _calibrated(
     target_epsilon: float,
     delta: float,

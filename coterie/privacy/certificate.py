@@ -10,12 +10,20 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
 from coterie.files import finite
-from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
-from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, composed, epsilon
+from coterie.privacy.accountants import (
+    Accountant,
+    Event,
+    PldAccountant,
+    PrivacyError,
+    VisibleAccountant,
+    events_of_a_client,
+)
+from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
 from coterie.privacy.ledger import START, count_events, earlier_events, extended_terms, header_digest
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
@@ -125,10 +133,16 @@ def _adjacency(plan: Guarantee, header: Mapping[str, Any]) -> str:
 
 def visible_epsilon(events: Mapping[Event, int], delta: float) -> float:
     """Return epsilon at ``delta`` of all ``events`` together against those who observe which clients take part."""
-    accountant = VisibleAccountant()
-    for event, count in events_of_a_client(events).items():
-        accountant.compose(event, count)
-    return accountant.epsilon(delta)
+    return _composed_once(VisibleAccountant, tuple(events_of_a_client(events).items())).epsilon(delta)
+
+
+@lru_cache(maxsize=16)
+def _composed_once(accountant: type[Accountant], events: tuple[tuple[Event, int], ...]) -> Accountant:
+    """Return an accountant of these events, composed in this order, for whoever composes no others."""
+    total = accountant()
+    for event, count in events:
+        total.compose(event, count)
+    return total
 
 
 def epsilon_observers(certificate: Mapping[str, Any]) -> float | None:
@@ -160,9 +174,7 @@ def _largest_right(events: Mapping[Event, int], unit: str, prior: float, held_ou
 
     At ``held_out`` epsilon of a held-out record, which is in no event, the worst is randomised response.
     """
-    accountant = composed((), "pld") if unit == "record" else VisibleAccountant()
-    for event, count in events.items():
-        accountant.compose(event, count)
+    accountant = _composed_once(PldAccountant if unit == "record" else VisibleAccountant, tuple(events.items()))
     odds = (1 - prior) / prior
     randomised = (math.exp(min(held_out, 700.0)) - odds) / (math.exp(min(held_out, 700.0)) + 1)
     return 1 - prior + prior * max(accountant.delta(math.log(odds)), randomised, 0.0)

@@ -8,6 +8,7 @@ seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ import numpy.typing as npt
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-from scipy import fft, signal
+from scipy import fft, signal, special
 
 FloatArray = npt.NDArray[np.float64]
 
-# Orders of the Chernoff bounds on the range of a sum of losses, times the number of losses.
-_ORDERS = (*range(-20, 0), *range(1, 21))
+# Largest order, of either sign, of the Chernoff bounds on the range of a sum of losses, times the number of losses.
+_ORDERS = 20
+# Bounds on that range whose difference, as a share of the range, is above this are not mistaken for one another.
+_SLACK = 1e-9
 
 
 class _FewLosses(pld_pmf.SparsePLDPmf):  # type: ignore[misc]
@@ -98,18 +101,34 @@ def _first_above(probs: FloatArray, mass: float) -> int:
 
 def _range_of_sum(probs: FloatArray, times: int, mass: float) -> tuple[int, int]:
     """Return bounds on the sum of ``times`` indices, outside of which lies at most ``mass`` (Chernoff)."""
-    lower, upper = 0, (len(probs) - 1) * times
-    shares = np.arange(len(probs)) / len(probs)
-    for order in _ORDERS:
-        moment = float(np.exp(order * shares) @ probs)
-        if not 0 < moment < math.inf:
-            continue
-        bound = (times * math.log(moment) + math.log(2 / mass)) / order * len(probs)
-        if order > 0:
-            upper = min(upper, math.ceil(bound))
-        else:
-            lower = max(lower, math.floor(bound))
-    return lower, upper
+    steps = len(probs)
+    shares = np.arange(steps) / steps
+
+    def bounds(moments: Mapping[int, float]) -> dict[int, float]:
+        return {
+            order: (times * math.log(moment) + math.log(2 / mass)) / order * steps
+            for order, moment in moments.items()
+            if 0 < moment < math.inf
+        }
+
+    def tightest(sign: int) -> Iterable[float]:
+        """The bounds of one side that may be the tightest, as dp-accounting rounds them: mostly one."""
+        roughly = bounds(_moments(probs, sign))
+        best = min((sign * bound for bound in roughly.values()), default=0.0)
+        near = [order for order, bound in roughly.items() if sign * bound <= best + _SLACK * times * steps]
+        return bounds({order: float(np.exp(order * shares) @ probs) for order in near}).values()
+
+    lower = max([0, *map(math.floor, tightest(-1))])
+    return lower, min([(steps - 1) * times, *map(math.ceil, tightest(1))])
+
+
+def _moments(probs: FloatArray, sign: int) -> dict[int, float]:
+    """Return the moments at all orders of one sign, to rounding; shares of the length are the values."""
+    factors, weighted, moments = np.exp(sign * np.arange(len(probs)) / len(probs)), probs, {}
+    for order in range(1, _ORDERS + 1):
+        weighted = weighted * factors
+        moments[sign * order] = float(weighted.sum())
+    return moments
 
 
 def on_arrays(distribution: Any) -> Any:
@@ -141,12 +160,37 @@ def poisson_gaussian(noise_multiplier: float, sampling_rate: float, grid: float)
     return PrivacyLossDistribution(remove, add)
 
 
+class _Gaussian(GaussianPrivacyLoss):  # type: ignore[misc]
+    """The mechanism without what a distribution of scipy.stats checks and copies at every call."""
+
+    def noise_cdf(self, x: Any) -> Any:
+        return special.ndtr(np.divide(x, self._standard_deviation))
+
+    def noise_log_cdf(self, x: Any) -> Any:
+        return special.log_ndtr(np.divide(x, self._standard_deviation))
+
+
 def _poisson_gaussian(noise_multiplier: float, sampling_rate: float, grid: float, adjacency: Any) -> Any:
-    mechanism = GaussianPrivacyLoss(noise_multiplier, sampling_prob=sampling_rate, adjacency_type=adjacency)
+    mechanism = _Gaussian(noise_multiplier, sampling_prob=sampling_rate, adjacency_type=adjacency)
     bounds = mechanism.connect_dots_bounds()
     lowest, highest = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
     deltas = _deltas(mechanism, np.arange(lowest, highest + 1) * grid)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+    if len(deltas) <= pld_pmf._MAX_PMF_SPARSE_SIZE:
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+    return _connected_dots(grid, lowest, deltas)
+
+
+def _connected_dots(grid: float, lowest: int, deltas: FloatArray) -> _Losses:
+    """Return the smallest distribution that has at least these deltas (arXiv:2207.04380, algorithm 1)."""
+    if (np.diff(deltas) > pld_pmf._DELTA_DIFF_TOLERANCE).any():
+        raise ValueError("deltas increase with epsilon by more than rounding")
+    falling = np.minimum.accumulate(deltas)
+    steps, factor = np.diff(falling), math.exp(grid)
+    probs = np.zeros_like(falling)
+    probs[0] = 1 - falling[0] + steps[0] / math.expm1(grid)
+    probs[1:-1] = (steps[1:] - steps[:-1] * factor) / math.expm1(grid)
+    probs[-1] = steps[-1] / math.expm1(-grid)
+    return _Losses(grid, lowest, np.maximum(0.0, probs), falling[-1], True)
 
 
 def _deltas(mechanism: Any, losses: FloatArray) -> FloatArray:

@@ -165,7 +165,7 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
         return cls._calibrated(first_noise_ratio, **numbers)
 
     @classmethod
-    @lru_cache(maxsize=64)
+    @lru_cache(maxsize=512)
     def _calibrated(cls, first_noise_ratio: float, **numbers: Any) -> RecordPlan:
         free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
         plan = cls(**{"noise_multiplier": 1.0, **numbers})

@@ -150,6 +150,17 @@ def test_small_fixed_cohorts_are_within_one_percent_of_a_much_finer_grid(rate, n
     assert exact * (1 - 1e-4) <= epsilon({event: rounds}, 1e-5) <= 1.01 * exact
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "theorem-4.2"])
+def test_a_cost_is_that_of_all_events_so_far(accountant):
+    event, delta = Event(0.3, 2.0, "fixed"), 1e-5
+    live = composed({event: 1}, accountant)
+    assert live.epsilon(delta) == epsilon({event: 1}, delta, accountant)
+    further = live.with_rounds(event, 2)
+    assert further.epsilon(delta) == pytest.approx(epsilon({event: 3}, delta, accountant), rel=1e-9)
+    assert further.epsilon(1e-3) < further.epsilon(delta)
+    assert live.epsilon(delta) == epsilon({event: 1}, delta, accountant)
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_events_of_different_grids_compose_on_the_one_that_suits_all_of_them(order):
     """Gaussian shifts add up in squares, so the closed form knows the truth of every mixture."""
