@@ -294,5 +294,7 @@ FUZZIFIER = Bounds(1, 100, above=True)
 GAN_PRECISIONS = ("float32", "bfloat16")
 #: Model that a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")
+#: Shares into which the one count of a unit of privacy divides among its records: a multiple of 1 to 10.
+UNIT_SHARES = 5040
 #: How a client personalises a released model (client/personal.py).
 PERSONAL_METHODS = ("last-layer", "all", "prior", "mixture")

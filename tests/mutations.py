@@ -496,9 +496,30 @@ MUTATIONS = [
     Mutation(
         "a histogram of scores counts a record twice",
         "coterie/client/record_level.py",
-        "return count_scores(found[:, 1] - found[:, 0], shard.test.y)",
-        "return 2 * count_scores(found[:, 1] - found[:, 0], shard.test.y)",
+        "return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)",
+        "return 2 * count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)",
         "tests/client/test_held_out_histograms.py::test_a_held_out_record_is_counted_once_and_a_training_record_never",
+    ),
+    Mutation(
+        "a histogram of scores counts a unit by record",
+        "coterie/datasets/units.py",
+        "UNIT_SHARES // np.bincount(self.of_record))",
+        "UNIT_SHARES)",
+        "tests/audit/test_audit_records.py::test_what_certifies_holds_for_units",
+    ),
+    Mutation(
+        "a unit of training and test data counts in a histogram of scores",
+        "coterie/datasets/units.py",
+        "np.isin(self.names, trained.names)",
+        "np.zeros(len(self), bool)",
+        "tests/audit/test_audit_records.py::test_what_certifies_holds_for_units",
+    ),
+    Mutation(
+        "the noise of a histogram of units is that of one share",
+        "coterie/client/record_level.py",
+        "noisy_counts(counts, epsilon / ones, rng)",
+        "noisy_counts(counts, epsilon, rng)",
+        "tests/client/test_held_out_units.py::test_the_noise_covers_all_shares_of_a_unit",
     ),
     Mutation(
         "training records are counted where none is held out",

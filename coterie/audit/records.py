@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test, pure_test
 from coterie.client import record_level
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet, Units
+from coterie.fields import UNIT_SHARES
 from coterie.models import float32_arrays, set_trainable, trainable, with_lora
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, score_histograms, selection_event
 from coterie.wire.messages import Layout
@@ -67,6 +69,7 @@ def audit_records(streams: Streams, replies: int, attacks: str = "") -> list[Fin
         "additional record, losses of models": partial(_losses, streams, replies),
         "additional record, private selection": partial(_selections, streams, 2 * replies),
         "held-out record of any score, histogram": _measure_histogram,
+        "held-out unit of any records, histogram": _measure_units,
         "additional held-out record, histogram": partial(_histograms, streams, 2 * replies),
     }
     return [find() for name, find in findings.items() if attacks in name]
@@ -241,6 +244,29 @@ def _measure_histogram() -> Finding:
     largest = max(moved) if trained == 0 else math.inf
     name = "held-out record of any score, histogram"
     return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1)
+
+
+def _measure_units() -> Finding:
+    """Measure how far a unit with any number of held-out records moves a histogram, whether it is trained on or not."""
+    largest = 0.0
+    for records in (1, 2, 3, 7, 16, 60):
+        for trained in (False, True):
+            names = np.array([f"unit {i}" for i in range(_RECORDS)] + ["victim"] * records)
+            without = _of_units(names[:_RECORDS], ["trained on"])
+            moved = _of_units(names, ["trained on", *["victim"] * trained]) - without
+            shift = float(np.abs(moved).sum()) / UNIT_SHARES
+            largest = max(largest, math.inf if trained and shift else shift)  # one that is trained on adds nothing
+    name = "held-out unit of any records, histogram"
+    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1)
+
+
+def _of_units(names: npt.NDArray[np.str_], trained: Sequence[str]) -> FloatArray:
+    """Return the counts of held-out records of units with these names, beside others that are trained on."""
+    network, layout, models = _network()
+    x, y = np.array([[0, 1]] * len(names), np.float32), np.ones(len(names), np.int64)
+    shares = Units.named(names, _RECORDS).held_out_shares(Units.named(trained, _RECORDS))
+    shard = Shard(0, 0, x[:1], y[:1], TestSet(x, y), test_shares=shares)
+    return record_level.held_out_counts(network, layout, models, shard)
 
 
 def _histograms(streams: Streams, replies: int) -> Finding:

@@ -21,10 +21,11 @@ from coterie.client.layers import Vectors
 from coterie.client.scores import example_losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import Shard
+from coterie.fields import UNIT_SHARES
 from coterie.privacy import PrivacyError, Streams, noisy_argmin, noisy_losses
 from coterie.privacy.score_histograms import CELLS, count_scores, noisy_counts
 from coterie.wire import RequestError
-from coterie.wire.messages import LOSSES, TRAIN, Layout
+from coterie.wire.messages import EVALUATE, LOSSES, TRAIN, Layout
 
 #: Keys of clients' random streams: round, client id and number of the charge, by client id.
 Keys: TypeAlias = dict[int, tuple[int, int, int]]
@@ -126,23 +127,31 @@ def noisy_histograms(cohort: Cohort, keys: Keys) -> list[list[float]]:
 
     Where no record is held out, all counts are zero before the noise: no training record is ever counted.
     """
+    units = cohort.federation.has_units
+    ones = UNIT_SHARES if units else 1  # what a record, or a unit, adds at most
     histograms = []
     for client in cohort.clients:
         shard, device = cohort.shard(client), cohort.local_training.device
         counts = held_out_counts(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+        if units and shard.test_shares is None:
+            counts = np.zeros(CELLS)  # nothing is held out
         rng = Streams(cohort.config.seed).stream("histogram", *keys[client.client_id])
-        histograms.append(noisy_counts(counts, cohort.plan(client.client_id).held_out_epsilon, rng).tolist())
+        epsilon = cohort.plan(client.client_id).held_out_epsilon
+        histograms.append((noisy_counts(counts, epsilon / ones, rng) / ones).tolist())
     return histograms
 
 
 def held_out_counts(
     network: nn.Module, layout: Layout, models: Vectors, shard: Shard, device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
-    """Return the counts of the scores of a client's held-out records for the first of (k, d) models, without noise."""
+    """Return the counts of the scores of a client's held-out records for the first of (k, d) models, without noise.
+
+    Of records that belong to units, the shares are counted.
+    """
     if shard.test.x is shard.x or not len(shard.test.y):
         return np.zeros(CELLS)
     found = outputs(network, layout, models[:1], shard.test, device)[0]
-    return count_scores(found[:, 1] - found[:, 0], shard.test.y)
+    return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)
 
 
 def _check_covered(cohort: Cohort, client: Client) -> None:
@@ -153,10 +162,10 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
             budget has a seed.
     """
     plan, choice = cohort.plan(client.client_id), cohort.train_request.choice
-    if cohort.request.message_type not in (TRAIN, LOSSES) and cohort.federation.has_units:
+    if cohort.request.message_type not in (TRAIN, LOSSES, EVALUATE) and cohort.federation.has_units:
         raise ClientError(
-            f"client {client.client_id} rejects the request: a histogram of scores, and a method that clusters "
-            "records, protect single records, not the units that the schema declares"
+            f"client {client.client_id} rejects the request: a method that clusters records protects single records, "
+            "not the units that the schema declares"
         )
     if (cohort.request.message_type == LOSSES or choice) and cohort.config.loss_bound is None:
         raise ClientError(

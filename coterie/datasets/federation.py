@@ -41,6 +41,8 @@ class Shard:
         y: labels int64 (n,), or real targets float32 (n,).
         test: test data of the group or of the client; `x` and `y` themselves if nothing is held out.
         units: of the training records; None: each record is its own.
+        test_shares: (m,) of the test records in a count of units (:meth:`Units.held_out_shares`); None: each record
+            counts by itself.
     """
 
     client_id: int
@@ -49,6 +51,7 @@ class Shard:
     y: Targets
     test: TestSet
     units: Units | None = None
+    test_shares: npt.NDArray[np.int64] | None = None
 
 
 class Federation:

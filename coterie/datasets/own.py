@@ -440,7 +440,10 @@ def own_shard(
         seed=0,
         transform=transform,
     )
-    return replace(alone.shard(0), client_id=client_id, units=train.units)
+    shares = None
+    if test is not train and test.units is not None and train.units is not None:
+        shares = test.units.held_out_shares(train.units)
+    return replace(alone.shard(0), client_id=client_id, units=train.units, test_shares=shares)
 
 
 def _log_losses(client_id: int, parts: Parts) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields import UNIT_SHARES
+
 # One in this many records or units is held out.
 _HELD_OUT = 5
 
@@ -22,10 +24,12 @@ class Units:
     Attributes:
         of_record: (n,) index of each record's unit, from 0.
         most: largest number of records of a unit in a step of DP-SGD.
+        names: (U,) of the units; None: they have none.
     """
 
     of_record: npt.NDArray[np.int64]
     most: int
+    names: npt.NDArray[np.str_] | None = None
 
     @classmethod
     def named(cls, names: Sequence[str] | npt.NDArray[Any], most: int) -> Units:
@@ -35,11 +39,31 @@ class Units:
             >>> Units.named(["P7", "P3", "P7"], most=8).of_record
             array([1, 0, 1])
         """
-        return cls(np.unique(np.asarray(names, dtype=str), return_inverse=True)[1].astype(np.int64), most)
+        distinct, of_record = np.unique(np.asarray(names, dtype=str), return_inverse=True)
+        return cls(of_record.astype(np.int64), most, distinct)
 
     def only(self, rows: npt.NDArray[Any]) -> Units:
         """Return the units of some of the records."""
-        return Units(np.unique(self.of_record[rows], return_inverse=True)[1].astype(np.int64), self.most)
+        units, of_record = np.unique(self.of_record[rows], return_inverse=True)
+        return Units(of_record.astype(np.int64), self.most, None if self.names is None else self.names[units])
+
+    def held_out_shares(self, trained: Units) -> npt.NDArray[np.int64]:
+        """Return the (n,) shares of held-out records in a count of their units.
+
+        The records of a unit share :data:`~coterie.fields.UNIT_SHARES` equally, rounded down. Those of a unit that is
+        trained on have none, so that what a unit adds to a count is a function of its own records.
+
+        Args:
+            trained: units of the training records.
+
+        Examples:
+            >>> Units.named(["P1", "P2", "P1", "P3"], 8).held_out_shares(Units.named(["P3", "P4"], 8))
+            array([2520, 5040, 2520,    0])
+        """
+        assert self.names is not None
+        assert trained.names is not None
+        shares = np.where(np.isin(self.names, trained.names), 0, UNIT_SHARES // np.bincount(self.of_record))
+        return np.asarray(shares[self.of_record], np.int64)
 
     def __len__(self) -> int:
         return int(self.of_record.max(initial=-1)) + 1

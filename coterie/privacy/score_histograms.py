@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields import UNIT_SHARES
 from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.randomness import FloatArray
 
@@ -39,12 +40,13 @@ EDGES: FloatArray = np.sinh(np.linspace(-math.asinh(_LAST), math.asinh(_LAST), B
 _WEIGHTS = np.repeat([1.0, _POSITIVE], BINS)
 
 
-def count_scores(logits: npt.ArrayLike, labels: npt.ArrayLike) -> FloatArray:
+def count_scores(logits: npt.ArrayLike, labels: npt.ArrayLike, shares: npt.ArrayLike | None = None) -> FloatArray:
     """Return the (CELLS,) counts of records, negative ones first. A logit that is NaN counts as 0.
 
     Args:
         logits: (n,) of the positive class; n may be 0.
         labels: (n,) 1 for the positive class, otherwise 0.
+        shares: (n,) what each record adds to its cell; None: 1.
 
     Examples:
         >>> counts = count_scores([-100.0, 0.1, 100.0], [0, 1, 1])
@@ -53,7 +55,7 @@ def count_scores(logits: npt.ArrayLike, labels: npt.ArrayLike) -> FloatArray:
     """
     known = np.nan_to_num(np.asarray(logits, np.float64), nan=0.0, posinf=math.inf, neginf=-math.inf)
     cells = np.searchsorted(EDGES, known, side="right") + BINS * (np.asarray(labels) == 1)
-    return np.bincount(cells, minlength=CELLS).astype(np.float64)
+    return np.bincount(cells, shares, minlength=CELLS).astype(np.float64)
 
 
 def unit_counts(counts: Any) -> FloatArray:
@@ -104,9 +106,23 @@ def noisy_counts(counts: FloatArray, epsilon: float, rng: np.random.Generator) -
     return np.asarray(counts + noise, np.float64)
 
 
-def deviation_of_counts(epsilons: Iterable[float]) -> float:
-    """Return the standard deviation of the noise in a cell of the sum of :func:`noisy_counts` of several clients."""
-    return math.sqrt(math.fsum(1 / (2 * math.sinh(epsilon / 2) ** 2) for epsilon in epsilons))
+def deviation_of_counts(epsilons: Iterable[float], ones: int = 1) -> float:
+    """Return the standard deviation of the noise in a cell of the sum of :func:`noisy_counts` of several clients.
+
+    Args:
+        epsilons: of the clients.
+        ones: how many a record or unit adds, at most, to counts that are divided by it after the noise.
+    """
+    steps = (epsilon / ones for epsilon in epsilons)
+    return math.sqrt(math.fsum(1 / (2 * math.sinh(step / 2) ** 2) for step in steps)) / ones
+
+
+def deviation_of_client(counts: FloatArray, epsilon: float) -> float:
+    """Return the standard deviation of the noise in a cell of what a client sent: counts of records, or of units.
+
+    Noisy counts of units are no integers.
+    """
+    return deviation_of_counts([epsilon], 1 if (counts == np.rint(counts)).all() else UNIT_SHARES)
 
 
 @dataclass(frozen=True)

@@ -111,15 +111,14 @@ def histogram_problem(config: RunConfig) -> str:
     """Return why no histogram of scores can be released; empty if one can."""
     if config.method.produces == "labels":
         return f"{config.method.name} trains no classifier"
-    task, unit = config.facts.task, config.units
+    task = config.facts.task
     if task.num_classes != 2:
         return f"the task is to predict {task}, not two classes"
     if config.privacy.privacy_unit != "record":
         most, share = 0.5, config.evaluation.score_share or 0.0
         return f"it must be at most {most:g} at client level" if share > most else ""
-    if config.data.dataset != OWN_DATA:
-        return "at record level only clients' own data (dataset = own) have held-out records that no other client has"
-    return f"it protects single records, but the schema names a unit of several (column {unit!r})" if unit else ""
+    only = "at record level only clients' own data (dataset = own) have held-out records that no other client has"
+    return "" if config.data.dataset == OWN_DATA else only
 
 
 def sketch(config: RunConfig) -> Plan:

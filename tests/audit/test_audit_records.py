@@ -12,6 +12,8 @@ import pytest
 from coterie.audit.clientapp import audit_client_app
 from coterie.audit.records import audit_records
 from coterie.client import dpsgd, ghost, record_level
+from coterie.datasets import Units
+from coterie.fields import UNIT_SHARES
 from coterie.privacy import ClientLedger, Streams, score_histograms
 from coterie.privacy import losses as noisy
 
@@ -25,7 +27,7 @@ def broken(attacks):
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
-    assert len(findings) == 13
+    assert len(findings) == 14
     assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
@@ -127,8 +129,29 @@ def test_a_client_app_with_hardly_any_noise_is_found(monkeypatch):
 def test_a_histogram_that_counts_a_record_twice_is_found(monkeypatch):
     assert not broken("histogram")
     once = record_level.count_scores
-    monkeypatch.setattr(record_level, "count_scores", lambda logits, labels: 2 * once(logits, labels))
-    assert broken("histogram") == ["held-out record of any score, histogram", "additional held-out record, histogram"]
+    monkeypatch.setattr(record_level, "count_scores", lambda *given: 2 * once(*given))
+    assert broken("histogram") == [
+        "held-out record of any score, histogram",
+        "held-out unit of any records, histogram",
+        "additional held-out record, histogram",
+    ]
+
+
+def test_what_certifies_holds_for_units():
+    assert not broken("held-out unit")
+
+
+def test_a_histogram_that_counts_a_unit_by_record_is_found(monkeypatch):
+    right = Units.held_out_shares
+    monkeypatch.setattr(Units, "held_out_shares", lambda units, trained: UNIT_SHARES * (right(units, trained) > 0))
+    assert broken("histogram") == ["held-out unit of any records, histogram"]
+
+
+def test_a_histogram_that_counts_a_unit_that_is_trained_on_is_found(monkeypatch):
+    right = Units.held_out_shares
+    none = Units.named([], 8)
+    monkeypatch.setattr(Units, "held_out_shares", lambda units, _: right(units, none))
+    assert broken("histogram") == ["held-out unit of any records, histogram"]
 
 
 def test_a_histogram_that_counts_training_records_is_found(monkeypatch):

@@ -31,7 +31,7 @@ from coterie.privacy.plan import FOR_HISTOGRAM, LedgerHeader, Plan
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.releases import IntArray, MechanismOutput
-from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_counts, finite_counts
+from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_client, finite_counts
 from coterie.privacy.statement import PricedRequest, Statement
 
 #: Weights of the clients of a cluster: their public numbers of records, or equal.
@@ -195,7 +195,8 @@ class RecordLevel(Plan):  # large: what a server derives from the plans of all c
         """
         permit.use()
         known = {client: valid for client, sent in counts.items() if (valid := finite_counts(sent)) is not None}
-        deviation = deviation_of_counts(self.of_client(client).held_out_epsilon for client in known)
+        noises = (deviation_of_client(sent, self.of_client(client).held_out_epsilon) for client, sent in known.items())
+        deviation = math.sqrt(math.fsum(noise**2 for noise in noises))
         total = np.zeros(CELLS)
         for client, valid in known.items():
             total += clip(valid, self.of_client(client).num_examples)
