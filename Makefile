@@ -9,6 +9,8 @@ LOCK   ?= requirements-dev.lock
 
 NEWEST       := build/newest
 TIER         ?= and not slow
+# Slow tests wait for the processes that they start, so there is one worker more than cores.
+SLOW_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FLOWER_TESTS := tests/flower tests/deploy tests/fuzz tests/engine tests/test_golden.py
 
 export FLWR_TELEMETRY_ENABLED = 0
@@ -28,7 +30,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not deployment'
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not deployment'
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m 'slow and not deployment'
 
 test-all: test test-slow
 

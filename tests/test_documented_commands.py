@@ -125,7 +125,7 @@ def documented_targets():
 
 
 def test_documented_targets_are_there():
-    """`.ci/run` runs lint, test-all, release-check and test-deployment, which runs deploy-demo."""
+    """`.ci/run` runs lint, test, test-slow, release-check and test-deployment, which runs deploy-demo."""
     assert {"demo", "docs", "lint", "lock", "release-check", "test", "test-all"} <= set(documented_targets())
     done = subprocess.run(
         ["make", "--dry-run", *documented_targets()], cwd=ROOT, capture_output=True, text=True, timeout=60

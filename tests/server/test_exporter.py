@@ -6,6 +6,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from socketserver import BaseServer
 
 import pytest
 from commands import TINY
@@ -19,6 +20,14 @@ from coterie.results import RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
 from coterie.server.exporter import serve_metrics
+
+
+@pytest.fixture(autouse=True, scope="module")
+def servers_that_end_soon():
+    """A server of the standard library looks twice a second whether it must end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
+        yield
 
 
 @pytest.fixture
