@@ -183,7 +183,15 @@ def client(  # long: one line per option
         return
     sys.stdout.flush()
     _save(reports, edge)
+    _sign_keys(node)
     start(edge)
+
+
+def _sign_keys(node: NodeConfig) -> None:
+    """Sign the keys for masked rounds by the key of the node, which the processes that train may not have."""
+    from coterie.client.masking_keys import keys_or_none
+
+    keys_or_none(node)
 
 
 def _versions() -> Check:

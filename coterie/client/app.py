@@ -20,7 +20,7 @@ from coterie import models as networks
 from coterie.client.audited import audited
 from coterie.client.consent import Consent
 from coterie.client.identity import Client, identity_reply
-from coterie.client.masking_keys import NodeKeys
+from coterie.client.masking_keys import keys_or_none
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared
 from coterie.deploy.errors import DeployError
@@ -96,7 +96,7 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
     _name_in_logs(client, message, context)
     try:
         if message_type in (IDENTITY, *MASKED_STEPS):
-            client = replace(client, keys=_keys(node))
+            client = replace(client, keys=keys_or_none(node))
         if message_type == IDENTITY:
             return identity_reply(client)
         reply = audited(client, message_type, config, partial(_reply_to, message_type, content, client, node))
@@ -160,15 +160,6 @@ def _node(context: Context) -> tuple[NodeConfig, Client]:
     except (DeployError, DataError) as error:
         log(ERROR, "node configuration: %s", error)
         raise ClientError("the node configuration has errors; see the client's own log") from None
-
-
-def _keys(node: NodeConfig) -> NodeKeys | None:
-    """Return the keys for masked rounds; None without them, of which the reason is in the client's own log."""
-    try:
-        return NodeKeys.of(node)
-    except DeployError as error:
-        log(WARNING, "client %s takes part in no masked round: %s", node.client_id, error)
-        return None
 
 
 def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> Cohort:

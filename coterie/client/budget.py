@@ -36,6 +36,7 @@ from coterie.privacy import (
     LedgerError,
     PricedRequest,
     Pricing,
+    PrivacyError,
     RecordPlan,
     epsilon,
 )
@@ -143,13 +144,14 @@ def spend(
             if held_out:
                 _check_held_out_policy(client, ledger.path, held_out)
                 return ledger.spend_held_out(round, held_out, **details)
+            _check_same_unit(ledger, events)
             _check_policy(client, folder, ledger.path, events)
             if planned is None and plan is not None:
                 planned = plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
         finally:
             ledger.close()
-    except (BudgetError, LedgerError, FileError, OSError) as error:
+    except (PrivacyError, LedgerError, FileError, OSError) as error:  # events that do not compose, too
         if not client.deployed:
             raise ClientError(f"client {client.client_id} rejects the request: {error}") from error
         log(WARNING, "client %s rejects the request of round %s: %s", client.client_id, round, error)
@@ -158,6 +160,19 @@ def spend(
                 f"client {client.client_id} rejects the request: it exceeds the client's budget", "budget"
             ) from None
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
+
+
+def _check_same_unit(ledger: ClientLedger, events: Counter[Event]) -> None:
+    """Check that further events are of the unit of the ledger's: a record, or the whole client.
+
+    Raises:
+        PrivacyError: they are not.
+    """
+    if len({event.sampler for event in (*ledger.events, *events)}) > 1:
+        raise PrivacyError(
+            f"{ledger.path} has charges of another kind: those of records, and those of whole clients (masked "
+            "updates), do not add up; name another budget-file, with a budget of its own"
+        )
 
 
 def require_head(client: Client, folder: Path, head: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client.consent import NO_REQUEST, Consent
-from coterie.client.masking_keys import MaskingKeys, signed_key
+from coterie.client.masking_keys import MaskingKeys
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
 from coterie.deploy.policy import Policy
@@ -57,7 +57,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     run: str = ""
     app: str = ""
     server: str = ""
-    keys: MaskingKeys | None = field(default=None, repr=False)
+    keys: MaskingKeys | None = field(default=None, repr=False, compare=False)
     min_cohort: int = 0
 
     @property
@@ -98,7 +98,7 @@ def identity_reply(client: Client) -> RecordDict:
     reply = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
     reply["evaluates"] = client.evaluates
     if client.keys is not None:
-        reply.update(signed_key(client.keys, client.client_id).to_record())
+        reply.update(client.keys.signed.to_record())
     if client.deployed:
         reply["versions"] = checked_versions()
     return RecordDict({REPLY: reply})

@@ -27,7 +27,7 @@ from coterie.client.budget import contributions_of_run, spend, who_asked
 from coterie.client.cohort import Cohort
 from coterie.client.handlers import train_without_dp
 from coterie.client.identity import Client
-from coterie.client.masking_keys import MaskingKeys, checked_boxes
+from coterie.client.masking_keys import MaskingKeys, check_keys, is_signed
 from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
@@ -139,7 +139,7 @@ class _Half:
     def keys(self) -> MaskingKeys:
         """The keys of the client."""
         if self.client.keys is None:
-            self.refuse("masked updates require a roster, the key of the node, and a state folder")
+            self.refuse("masked updates require a roster, keys that its node has signed, and a state folder")
         return self.client.keys
 
     def answer(self, request: RoundRequest | MaskedTrainRequest, cohort: Cohort | None, asked: str) -> RecordDict:
@@ -188,11 +188,13 @@ class _Half:
     def _masking(self, request: OpenRequest) -> MaskingClient:
         keys, number = self.keys, self.client.client_id
         round = self._accepted(request, read_plan(request.plan))
-        boxes, signed = checked_boxes(keys, number, request.keys_of_clients), request.keys_of_clients
+        signed = request.keys_of_clients
+        check_keys(keys, number, signed)
 
         def verify(client: int, content: bytes, signature: bytes) -> bool:
-            return keys.is_signed(signed[client].node, content, signature)
+            return is_signed(signed[client].signing, content, signature)
 
+        boxes = {client: key.box for client, key in signed.items()}
         return MaskingClient(round, number, keys.box, boxes, keys.sign, verify)
 
     def _accepted(self, request: OpenRequest, plan: Any) -> MaskedRound:
@@ -230,6 +232,7 @@ class _Half:
             self.refuse(f"the plan is for {plan.num_clusters} clusters")
         if request.redraw is not None and len(request.redraw) != models**2:
             self.refuse(f"redraw has {len(request.redraw)} entries for {models} models")
+        _ = cohort.layers  # a network that cannot be built, or has other parameters, fails before the charge
         masking.receive(openings_for(request, self.client.client_id))
         self._charge(plan, cohort)
         vector = self._contribution(plan, cohort)

@@ -41,7 +41,7 @@ class NodeConfig(Fields):  # large: one field per key
         policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
         roster: file of who is who, by which signed requests for runs are verified; None: they are not.
         authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
-        key: file with the private key of the node, which signs what the client says in masked rounds; coterie client
+        key: file with the private key of the node, which signs the client's keys for masked rounds once; coterie client
             sets it if there is a roster.
         min_cohort: least number of clients in a masked round; None: :data:`MIN_COHORT`.
         server: address and authority of the server, for the client's records; coterie client sets it.

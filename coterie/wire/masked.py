@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length
 from coterie.secure import MaskedRound, Opening, Shares
-from coterie.secure.keys import Vector
+from coterie.secure.keys import KEY_BYTES, Vector
 from coterie.secure.masking import MAX_SIZE
 from coterie.wire.messages import (
     OPEN,
@@ -57,30 +57,41 @@ class MaskedPlan(Protocol):
 
 @dataclass(frozen=True)
 class SignedKey:
-    """A client's long-term key, with which others seal boxes for it, signed by the key of its node.
+    """A client's long-term public keys, signed by the key of its node.
 
     Attributes:
         node: public key of the node.
-        box: X25519 public key.
-        signature: of the client and ``box`` by the node's key.
+        public: an X25519 key, with which others seal boxes for the client, and an Ed25519 key, by which it signs what
+            it says in a round.
+        signature: of the client and ``public`` by the node's key.
     """
 
     node: bytes
-    box: bytes
+    public: bytes
     signature: bytes
+
+    @property
+    def box(self) -> bytes:
+        """The X25519 key."""
+        return self.public[:KEY_BYTES]
+
+    @property
+    def signing(self) -> bytes:
+        """The Ed25519 key."""
+        return self.public[KEY_BYTES:]
 
     def to_record(self) -> dict[str, bytes]:
         """Entries of an identity reply."""
-        return {"node-key": self.node, "box-key": self.box, "key-signature": self.signature}
+        return {"node-key": self.node, "public-keys": self.public, "key-signature": self.signature}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> SignedKey | None:
         """Read an identity reply; None if it has no key, or a malformed one."""
-        values = [record.get(key) for key in ("node-key", "box-key", "key-signature")]
+        values = [record.get(key) for key in ("node-key", "public-keys", "key-signature")]
         if not all(isinstance(value, bytes) and 0 < len(value) <= MAX_ENTRY for value in values):
             return None
-        node, box, signature = values
-        return cls(bytes(node or b""), bytes(box or b""), bytes(signature or b""))
+        node, public, signature = values
+        return cls(bytes(node or b""), bytes(public or b""), bytes(signature or b""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +122,7 @@ class OpenRequest(RoundRequest):
         shared: number of leading parameters that all clusters share.
         cohort: U0, ids of the clients, increasing.
         node_keys: of their nodes.
-        box_keys: their X25519 keys.
+        public_keys: their X25519 and Ed25519 keys.
         key_signatures: of the latter.
     """
 
@@ -122,18 +133,18 @@ class OpenRequest(RoundRequest):
     shared: Annotated[int, Bounds(0, MAX_SIZE)]
     cohort: Annotated[tuple[int, ...], Length(MAX_COHORT), SIZE]
     node_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
-    box_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    public_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
     key_signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
 
     def __post_init__(self) -> None:
-        check_lists(self.cohort, self.node_keys, self.box_keys, self.key_signatures)
+        check_lists(self.cohort, self.node_keys, self.public_keys, self.key_signatures)
         if self.shared > self.parameters:
             raise RequestError(f"shared is {self.shared}; a model has {self.parameters} parameters")
 
     @property
     def keys_of_clients(self) -> dict[int, SignedKey]:
         """The signed key of every client of the cohort."""
-        rows = zip(self.cohort, self.node_keys, self.box_keys, self.key_signatures, strict=True)
+        rows = zip(self.cohort, self.node_keys, self.public_keys, self.key_signatures, strict=True)
         return {client: SignedKey(*row) for client, *row in rows}
 
     def masked_round(self, plan: MaskedPlan) -> MaskedRound:
@@ -147,7 +158,7 @@ class OpenRequest(RoundRequest):
         Raises:
             SecureError: the threshold is too small, or the vector too large.
         """
-        parts = [self.plan.encode(), str((self.parameters, self.shared)).encode(), *self.node_keys, *self.box_keys]
+        parts = [self.plan.encode(), str((self.parameters, self.shared)).encode(), *self.node_keys, *self.public_keys]
         digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
         return MaskedRound(
             self.run.encode(),

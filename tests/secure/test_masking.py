@@ -287,6 +287,12 @@ def test_a_damaged_state_is_refused(change):
         client_of(round_of(), 1).restore(content)
 
 
+def test_seeds_and_keys_are_new_at_every_opening_even_of_one_round():
+    openings = [client_of(round_of(), 3).open() for _ in range(2)]
+    assert openings[0].public != openings[1].public
+    assert openings[0].commitment != openings[1].commitment
+
+
 def test_signatures_of_a_round_that_was_opened_twice_do_not_count():
     """A server that restores a client's state from an older copy, or names one round twice, gets two openings."""
     first, second = Play.of(round_of()), Play.of(round_of())

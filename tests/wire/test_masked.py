@@ -57,7 +57,7 @@ OPEN = OpenRequest(
     shared=0,
     cohort=(1, 4, 6),
     node_keys=(b"a", b"b", b"c"),
-    box_keys=(b"d", b"e", b"f"),
+    public_keys=(b"d", b"e", b"f"),
     key_signatures=(b"g", b"h", b"i"),
 )
 OPENED = opened_fields({client: opening_of(client) for client in ROUND.cohort}, 4)
@@ -110,10 +110,10 @@ BAD = {
     "a negative client": {"cohort": [-1, 4, 6]},
     "a client that is no number": {"cohort": ["1", "4", "6"]},
     "one client too few": {"cohort": [1, 4]},
-    "one key too few": {"box-keys": [b"d", b"e"]},
+    "one key too few": {"public-keys": [b"d", b"e"]},
     "a long key": {"node-keys": [b"a", b"b", LONG]},
-    "keys as text": {"box-keys": ["d", "e", "f"]},
-    "one key": {"box-keys": b"def"},
+    "keys as text": {"public-keys": ["d", "e", "f"]},
+    "one key": {"public-keys": b"def"},
     "too large a cohort": {"cohort": list(range(10_001))},
 }
 
@@ -156,7 +156,7 @@ def test_a_training_request_has_models_and_openings():
 def test_both_halves_agree_on_the_round_and_its_digest_covers_the_keys():
     round = OPEN.masked_round(Plan())
     assert (round.run, round.number, round.cohort, round.threshold, round.size) == (b"run", 2, (1, 4, 6), 2, 22)
-    for change in ({"plan": "{ }"}, {"parameters": 9}, {"shared": 1}, {"box_keys": (b"d", b"e", b"g")}):
+    for change in ({"plan": "{ }"}, {"parameters": 9}, {"shared": 1}, {"public_keys": (b"d", b"e", b"g")}):
         other = OpenRequest(**{**vars(OPEN), **change}).masked_round(Plan())
         assert other.digest != round.digest, change
     with pytest.raises(SecureError, match="2t > n"):
@@ -242,8 +242,8 @@ def test_shares_of_strangers_are_refused():
 
 
 def test_a_signed_key_is_read_from_an_identity_reply():
-    key = SignedKey(b"node", b"box", b"signature")
+    key = SignedKey(b"node", b"both keys", b"signature")
     assert SignedKey.from_record({"client-id": 3, **key.to_record()}) == key
-    for bad in ({"box-key": b""}, {"box-key": "box"}, {"key-signature": LONG}, {"node-key": None}):
+    for bad in ({"public-keys": b""}, {"public-keys": "keys"}, {"key-signature": LONG}, {"node-key": None}):
         assert SignedKey.from_record({**key.to_record(), **bad}) is None
     assert SignedKey.from_record({"client-id": 3}) is None
