@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DATASETS, DataError, load
+from coterie.datasets.vectors import rare_malignant
 
 
 def table(seed=0):
@@ -115,3 +116,12 @@ def test_models_of_single_sites_have_metrics_too(tmp_path):
     assert scores.evaluated_records == 3 * 114
     assert scores.pooled_accuracy == pytest.approx(scores.accuracy)
     assert 0.9 < scores.roc_auc <= 1
+
+
+def test_rare_malignant_tumours_are_those_of_the_table():
+    rare, whole = rare_malignant(), load("breast-cancer")
+    assert (np.bincount(rare.train_y).tolist(), np.bincount(rare.test_y).tolist()) == ([285, 25], [72, 42])
+    np.testing.assert_array_equal(rare.test_x, whole.test_x)
+    kept = [row.tobytes() for row in rare.train_x]
+    assert len({*kept}) == 310
+    assert {*kept} <= {row.tobytes() for row in whole.train_x}
