@@ -65,7 +65,7 @@ def rare_malignant() -> Source:
     Examples:
         >>> source = rare_malignant()
         >>> np.bincount(source.train_y).tolist(), np.bincount(source.test_y).tolist()
-        ([285, 25], [72, 42])
+        ([287, 25], [70, 44])
     """
     info = next(info for info in VECTORS if info.name == "breast-cancer")
     source = _read_breast_cancer(info, Path())
