@@ -393,7 +393,8 @@ class Outcome(Traffic):  # large: one field per value of a record
         epsilon_rdp: ``epsilon`` by the RDP accountant.
         certified: whether the guarantee is certified.
         rounds: number of completed rounds.
-        skipped_rounds: rounds that were charged, ended by a crash before their release, and never repeated.
+        skipped_rounds: rounds that were charged, released nothing, and are never repeated, because of a crash or
+            because too few clients stayed.
         charges: number of charges.
         seconds_total: duration, without interruptions.
         seconds_training: the part of it in rounds.

@@ -21,6 +21,7 @@ _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/
 _EXCHANGE = "coterie/rounds/exchange.py"
 _LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
+_SECURE = f"{_PRIVACY}/mechanisms/secure.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
@@ -120,9 +121,44 @@ MUTATIONS = [
     Mutation(
         "masking: rounding lets a vector exceed the norm",
         "coterie/secure/integers.py",
-        "room = 1 - math.sqrt(len(values)) / (2 * STEPS) - 2.0**-40",
+        "room = 1 - math.sqrt(len(values)) / (2 * steps) - 2.0**-40",
         "room = 1.0",
         "tests/secure/test_integers.py::test_integers_have_a_norm_of_at_most_the_steps_and_err_by_half_a_step",
+    ),
+    Mutation(
+        "secure: noise is sized for all who stay, the corrupt ones included",
+        _SECURE,
+        "return self._least(self.clients // self.slots) - self.corrupt",
+        "return self._least(self.clients // self.slots)",
+        "tests/privacy/test_secure_plan.py::test_the_least_honest_survivors_have_the_noise_of_the_guarantee",
+    ),
+    Mutation(
+        "secure: a round is released by fewer than the least survivors",
+        _SECURE,
+        "if survivors < least:",
+        "if survivors < least - 1:",
+        "tests/privacy/test_secure_plan.py::test_too_few_survivors_release_nothing_and_use_the_permit",
+    ),
+    Mutation(
+        "secure: counts are not part of a vector's norm",
+        _SECURE,
+        "return STEPS * math.sqrt(1 - counts - norms),",
+        "return STEPS * math.sqrt(1 - norms),",
+        "tests/privacy/test_secure_plan.py::test_the_norm_of_a_vector_is_at_most_that_of_the_grid",
+    ),
+    Mutation(
+        "secure: a simulation draws the noise of one client",
+        _SECURE,
+        "return discrete_gaussian(rng, self.noise_of_all(noise, survivors) * STEPS, size)",
+        "return discrete_gaussian(rng, self.noise_steps, size)",
+        "tests/privacy/test_secure_plan.py::test_noise_of_a_release_is_that_of_all_survivors",
+    ),
+    Mutation(
+        "secure: discrete noise is counted by the distribution of Gaussian losses",
+        f"{_PRIVACY}/accountants.py",
+        'if event.sampler == "discrete":\n            return\n',
+        'if event.sampler == "none":\n            return\n',
+        "tests/privacy/test_secure_plan.py::test_its_cost_is_that_of_gaussian_noise_by_rdp_in_every_account",
     ),
     Mutation(
         "the filter of a ledger gives all of delta to both parts",
@@ -255,8 +291,8 @@ MUTATIONS = [
     Mutation(
         "sums of single precision",
         f"{_PRIVACY}/contributions.py",
-        "self.sums = np.zeros((draws, plan.num_clusters, size))",
-        "self.sums = np.zeros((draws, plan.num_clusters, size), np.float32)",
+        "np.zeros((draws, plan.num_clusters, size), self.dtype)",
+        "np.zeros((draws, plan.num_clusters, size), np.float32)",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
@@ -319,7 +355,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a client's contributions are rounded down",
-        _BANDED,
+        f"{_PRIVACY}/mechanisms/turns.py",
         "return -(-rounds // self.slots)",
         "return rounds // self.slots",
         "tests/privacy/test_banded.py::test_a_calibrated_plan_meets_its_budget_with_evaluations",
@@ -468,8 +504,8 @@ MUTATIONS = [
     Mutation(
         "a private evaluation is charged for half of its sensitivity",
         _PLAN,
-        'sensitivity = 0.5 if self.sampler == "poisson" else 1.0',
-        'sensitivity = 0.25 if self.sampler == "poisson" else 0.5',
+        'sensitivity = 1.0 if self.sampler == "fixed" else 0.5',
+        'sensitivity = 0.5 if self.sampler == "fixed" else 0.25',
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
@@ -482,7 +518,7 @@ MUTATIONS = [
     Mutation(
         "a replaced client moves a histogram of scores by one client's norm",
         _PLAN,
-        'sensitivity = 1.0 if self.sampler == "poisson" else math.sqrt(2)',
+        'sensitivity = math.sqrt(2) if self.sampler == "fixed" else 1.0',
         "sensitivity = 1.0",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),

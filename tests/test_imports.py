@@ -74,7 +74,7 @@ ALLOWED = {
         "wire",
     },
     "testing": {"client", "engine", "flower", "privacy", "rounds", "settings", "strategies", "tasks", "wire"},
-    "audit": {"client", "datasets", "engine", "fields", "models", "privacy", "rounds", "strategies", "wire"},
+    "audit": {"client", "datasets", "engine", "fields", "models", "privacy", "rounds", "secure", "strategies", "wire"},
     "bench": {
         "generators",
         "client",

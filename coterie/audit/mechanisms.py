@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test, variance_test
+from coterie.audit.server_view import audit_server
 from coterie.audit.streams import audit_streams
-from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
+from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Secure, Streams
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.releases import MechanismOutput
@@ -80,6 +81,7 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
         ),
         *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
         *(audit_streams(draws, streams) if of(Banded.mechanism) else ()),
+        *(audit_server(draws, streams) if of(Secure.mechanism) else ()),
     ]
 
 

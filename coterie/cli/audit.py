@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from coterie.audit import Finding
 
 _PARTS = "Part of the audit: mechanisms, randomness, runs, records or ledgers; repeatable; default: all."
-_MECHANISMS = "Attack single releases of this mechanism only: joint, banded, rr-slot or paper; repeatable."
+_MECHANISMS = "Attack single releases of this mechanism only: joint, banded, secure, rr-slot or paper; repeatable."
 _SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)", "delta(2)": "δ(2)"}
 
 

@@ -140,7 +140,8 @@ def _compare(config: RunConfig, as_json: bool) -> None:
     console.print(
         "\nnoise: of a model, root mean square over rounds, in units of clip-norm x server-lr\n"
         "seconds: of the clients' training, by one process of this machine, without messages\n"
-        "observers see which clients take part, as in every deployment; outsiders do not" + unmeasured,
+        "observers see which clients take part, as in every deployment; outsiders do not;\n"
+        "under secure, the server itself learns no more than observers" + unmeasured,
         markup=False,
     )
 

@@ -18,13 +18,21 @@ from coterie.privacy.mechanisms import (
     Paper,
     RecordLevel,
     RRSlot,
+    Secure,
     plan_from_terms,
     redraw_matrix,
 )
 from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import Streams, gaussian
 from coterie.privacy.record import SELECTIONS, RecordPlan
-from coterie.privacy.releases import MechanismOutput, Released, ReleasedPoints, ReleasedSums, ReleasedUpdates
+from coterie.privacy.releases import (
+    MechanismOutput,
+    NothingReleasedError,
+    Released,
+    ReleasedPoints,
+    ReleasedSums,
+    ReleasedUpdates,
+)
 from coterie.privacy.selection import noisy_argmin, selection_event
 from coterie.privacy.statement import Guarantee, PricedRequest, Pricing, ReleaseSpec
 
@@ -51,6 +59,7 @@ __all__ = [
     "LedgerError",
     "MechanismOutput",
     "NoPrivacy",
+    "NothingReleasedError",
     "Paper",
     "Permit",
     "Plan",
@@ -65,6 +74,7 @@ __all__ = [
     "ReleasedPoints",
     "ReleasedSums",
     "ReleasedUpdates",
+    "Secure",
     "SharedBudget",
     "Streams",
     "Summed",

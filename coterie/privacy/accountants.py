@@ -42,7 +42,7 @@ MIN_NOISE = 0.05
 #: Largest useful noise multiplier.
 MAX_NOISE = 1e4
 
-SAMPLERS = ("poisson", "fixed")
+SAMPLERS = ("poisson", "fixed", "discrete")
 
 
 class PrivacyError(ValueError):
@@ -57,7 +57,9 @@ class Event:
         sampling_rate: q in (0, 1]: the probability that a client participates, or m / M.
         noise_multiplier: noise standard deviation / L2 sensitivity of the whole release; 0 means no noise.
         sampler: "poisson": clients are sampled independently; adjacency is add/remove one. "fixed": m of M clients
-            without replacement; adjacency is to replace one client, or to make it absent.
+            without replacement; adjacency is to replace one client, or to make it absent. "discrete": all clients take
+            part, and the noise is a sum of discrete Gaussians (mechanisms/secure.py); adjacency is to zero out one
+            client's contributions.
         slot: public group of clients that alone contributes, from 0; None: all clients may.
         slots: number of such groups; 0: there are none.
     """
@@ -75,6 +77,8 @@ class Event:
             raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
         if self.sampler not in SAMPLERS:
             raise PrivacyError(f"sampler must be {' or '.join(SAMPLERS)}, not {self.sampler!r}")
+        if self.sampler == "discrete" and self.sampling_rate != 1:
+            raise PrivacyError(f"discrete noise has no amplification: the sampling rate is 1, not {self.sampling_rate}")
         if not (self.slots == 0 if self.slot is None else 0 <= self.slot < self.slots):
             raise PrivacyError(f"slot must lie in [0, {self.slots}), not {self.slot}")
 
@@ -124,7 +128,7 @@ class Accountant:
         if event.sampler not in self.samplers:
             raise PrivacyError(f"this accountant supports {' and '.join(self.samplers)} sampling, not {event.sampler}")
         if self._sampler not in (None, event.sampler):
-            raise PrivacyError("poisson and fixed sampling have different adjacencies and cannot be composed")
+            raise PrivacyError(f"{self._sampler} and {event.sampler} events have different adjacencies: no composition")
         self._sampler = event.sampler
         self._unprotected = self._unprotected or event.noise_multiplier < MIN_NOISE
         if count and not self._unprotected:
@@ -172,6 +176,8 @@ class PldAccountant(Accountant):
 
     Where the grid cannot resolve the losses, or rounding errors amount to a share of delta, the cost is the smaller of
     this bound and that of :class:`RdpAccountant`, which has neither error. Elsewhere RDP is never tighter.
+
+    Of discrete Gaussian noise in several dimensions no distribution is proved here: its cost is that by RDP.
     """
 
     def __init__(self) -> None:
@@ -182,6 +188,8 @@ class PldAccountant(Accountant):
 
     def _compose(self, event: Event, count: int) -> None:
         self._events = self._events + Counter({event: count})
+        if event.sampler == "discrete":
+            return
         grid = _grid_for(self._resolved())
         added = [(event, count)]
         if grid != self._grid:
@@ -196,14 +204,14 @@ class PldAccountant(Accountant):
 
     def _epsilon(self, delta: float) -> float:
         if self._pld is None:
-            return 0.0
+            return self._renyi().epsilon(delta)
         rounded = delta - _ROUND_OFF * self._events.total()
         cost = _epsilon_of(self._pld, rounded) if rounded > 0 else math.inf
         return min(cost, self._renyi().epsilon(delta)) if self._is_coarse(delta) else cost
 
     def _delta(self, epsilon: float) -> float:
         if self._pld is None:
-            return 0.0
+            return self._renyi().delta(epsilon)
         delta = float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
         return min(delta, self._renyi().delta(epsilon)) if self._is_coarse(delta) else delta
 
@@ -409,6 +417,8 @@ def _rdp_of(event: Event) -> FloatArray:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
+    if event.sampler == "discrete":  # Canonne, Kamath and Steinke, arXiv:2004.00010, Theorem 4, in integer units
+        return np.asarray(_orders() / (2 * event.noise_multiplier**2))
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     many = 10**12  # the bound depends on m / M only

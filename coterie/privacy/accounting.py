@@ -6,8 +6,8 @@ An :class:`~coterie.privacy.accountants.Event` describes a release; an accountan
 name                 method                                                       samplers
 ==================== ============================================================ =========================
 pld                  privacy loss distributions on a grid, rounded up; rdp where  poisson, fixed
-                     that is smaller, as at a tiny delta
-rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
+                     that is smaller, as at a tiny delta, and for discrete
+rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed, discrete
 opacus-rdp           the same through Opacus' table of orders                     poisson
 opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
 theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of Theorem A.1   fixed

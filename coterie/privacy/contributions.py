@@ -7,7 +7,7 @@ import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +79,15 @@ class Summed(Contributions):
         below: (draws,) sum over clients of 1/2 if the update is shorter than the plan's ``norm_threshold``, else -1/2.
     """
 
+    #: Of these numbers.
+    dtype: ClassVar[Any] = np.float64
+
     def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
         super().__init__(size, plan.clip_norm, draws, shared)
         self.plan = plan
-        self.sums = np.zeros((draws, plan.num_clusters, size))
-        self.counts = np.zeros((draws, plan.num_clusters))
-        self.below = np.zeros(draws)
+        self.sums: npt.NDArray[Any] = np.zeros((draws, plan.num_clusters, size), self.dtype)
+        self.counts: npt.NDArray[Any] = np.zeros((draws, plan.num_clusters), self.dtype)
+        self.below: npt.NDArray[Any] = np.zeros(draws, self.dtype)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add to both sums; ``slot`` is ignored."""
@@ -94,7 +97,7 @@ class Summed(Contributions):
         self.counts[every, label] += 1
         if self.plan.clip_share:
             rows = np.broadcast_to(np.asarray(update), (self.draws, self.size))
-            self.below += _short(rows, self.plan.norm_threshold)
+            self.below += short_updates(rows, self.plan.norm_threshold)
 
     def add_rows(self, labels: IntArray, redrawn_labels: IntArray, updates: npt.NDArray[np.float32]) -> None:
         """Add the contributions of n clients in one draw.
@@ -111,7 +114,7 @@ class Summed(Contributions):
                 sums[0, : self.shared] += row[: self.shared]
                 sums[label, self.shared :] += row[self.shared :]
             if self.plan.clip_share:
-                self.below[0] += _short(updates[begin : begin + many], self.plan.norm_threshold).sum()
+                self.below[0] += short_updates(updates[begin : begin + many], self.plan.norm_threshold).sum()
         self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
 
     @property
@@ -198,7 +201,7 @@ class SingleContributions(Protocol[R_co]):
         """All of them, by client."""
 
 
-def _short(updates: npt.NDArray[Any], threshold: float) -> FloatArray:
+def short_updates(updates: npt.NDArray[Any], threshold: float) -> FloatArray:
     """(n,) 1/2 for updates, before clipping, that are shorter than the threshold, else -1/2."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are not shorter
         norms = np.linalg.norm(updates.astype(np.float64), axis=1)

@@ -83,6 +83,16 @@ class Permit:
             raise LedgerError(f"the permit of charge {self.charge} (round {self.round}) was already used")
         self._open = False
 
+    def use_for(self, event: Event) -> None:
+        """Use the permit for a release with this event.
+
+        Raises:
+            LedgerError: it is for another one, or was already used.
+        """
+        if self.event != event:
+            raise LedgerError(f"charge {self.charge} is for {self.event}, not for {event}")
+        self.use()
+
 
 class Ledger:
     """Charges of one run, in memory or in ``path`` (JSON lines, appended and synced, locked while open).

@@ -67,6 +67,8 @@ class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     identifier_noise: float
     participation: str
     min_separation: int
+    dropout: float
+    corrupt: int
 
 
 class LedgerHeader(TypedDict, total=False):
@@ -322,7 +324,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
     def evaluation_event(self) -> Event:
         """The event of one private evaluation: every client adds its accuracy - 1/2 to a sum."""
-        sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # absent: 0; replaced: from -1/2 to 1/2
+        sensitivity = 1.0 if self.sampler == "fixed" else 0.5  # replaced: from -1/2 to 1/2; absent: 0
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
     def histogram_event(self) -> Event:
@@ -556,7 +558,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         Raises:
             LedgerError: the permit was already used, or is for another event.
         """
-        _spend_for(permit, self.evaluation_event())
+        permit.use_for(self.evaluation_event())
         noise = streams.stream("evaluation", permit.round, attempt)
         values = np.nan_to_num(np.asarray(accuracies, dtype=np.float64), nan=0.5)
         total = float(np.sum(np.clip(values, 0.0, 1.0) - 0.5))
@@ -585,9 +587,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         Raises:
             LedgerError: the permit was already used, or is for another event.
         """
-        _spend_for(permit, self.histogram_event())
+        permit.use_for(self.histogram_event())
         noise = streams.stream("histogram", permit.round, attempt)
-        sensitivity = 1.0 if self.sampler == "poisson" else math.sqrt(2)  # absent; replaced: both are not negative
+        sensitivity = math.sqrt(2) if self.sampler == "fixed" else 1.0  # replaced: both are not negative; absent
         deviation = self.histogram_noise * sensitivity
         return ScoreHistogram.of_units(
             sum_of_clients(counts.values()) + gaussian(noise, deviation, (CELLS,)), deviation
@@ -622,12 +624,6 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             **({"noise_multiplier_updates_last": last} if self.sizes_until < self.rounds else {}),
             "noise_multiplier_counts": self.noise_multiplier_counts,
         }
-
-
-def _spend_for(permit: Permit, event: Event) -> None:
-    if permit.event != event:
-        raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {event}")
-    permit.use()
 
 
 def _in_short(value: Any) -> str:

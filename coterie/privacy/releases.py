@@ -13,6 +13,10 @@ from coterie.privacy.randomness import FloatArray
 IntArray = npt.NDArray[np.int64]
 
 
+class NothingReleasedError(Exception):
+    """A round, or an evaluation, was charged and releases nothing, for a public reason: it is skipped."""
+
+
 @dataclass(frozen=True)
 class MechanismOutput:
     """Output of one or more draws of a mechanism; the leading axis is ``draws``.

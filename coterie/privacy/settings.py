@@ -110,6 +110,21 @@ class PrivacySettings(Settings):  # large: one field per setting
         at_least=1,
         only=("privacy.mechanism", ("banded",)),
     )
+    dropout: float = setting(
+        0.3,
+        "share of a round's clients that may drop out before the round is skipped; the others' noise suffices alone",
+        at_least=0,
+        at_most=1 / 3,
+        allowed="a number of at least 0 and at most 1/3",
+        only=("privacy.mechanism", ("secure",)),
+    )
+    corrupt: int = setting(
+        1,
+        "clients of a round that may work with the server: the guarantee does not count on their noise",
+        at_least=0,
+        at_most=1_000_000,
+        only=("privacy.mechanism", ("secure",)),
+    )
     budget_file: str = setting(
         "",
         "client level: ledger of one budget for all runs on these clients that name it; empty: of this run alone",

@@ -475,7 +475,7 @@ def _guarantee(run: Run) -> list[str]:
         one = {"client": "one client with all of its data", "record": record}
         factor = formats.number(float(f"{math.exp(min(guaranteed, 700.0)):.2g}"))
         change = "removing or replacing" if run.certificate.get("sampler") == "fixed" else "removing"
-        if run.certificate.get("mechanism") == "banded":
+        if run.certificate.get("mechanism") in ("banded", "secure"):
             change = "leaving out all contributions of"
         paragraphs = [
             f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
@@ -497,6 +497,11 @@ def _guarantee(run: Run) -> list[str]:
             "This holds even if the adversary observes who takes part. It does not hide whether a client replies, "
             "which must not depend on its data."
         )
+        if run.certificate.get("mechanism") == "secure":
+            paragraphs.append(
+                "It holds against the server as well, which learns sums with this noise alone. This assumes that "
+                "enough clients of every round are honest, and that its computers do not break the cryptography."
+            )
     else:
         paragraphs.append(
             "This holds even if the adversary observes who takes part, as messages on the network show. Against an "

@@ -17,29 +17,28 @@ from coterie.secure.keys import Vector
 
 #: Steps of the grid in a vector of norm 1.
 STEPS = 2**16
-#: Largest number of entries of a block: rounding then shortens a vector by at most a tenth.
-MAX_ENTRIES = round((0.2 * STEPS) ** 2)
 
 Integers = npt.NDArray[np.int64]
 
 
-def to_grid(vector: npt.ArrayLike) -> Integers:
-    """Return (n,) integers of norm at most `STEPS` for a vector of norm at most 1; one above is shortened.
+def to_grid(vector: npt.ArrayLike, steps: float = STEPS) -> Integers:
+    """Return (n,) integers of norm at most `steps` for a vector of norm at most 1; one above is shortened.
 
     Raises:
-        ValueError: an entry is not finite, or there are more than `MAX_ENTRIES`.
+        ValueError: an entry is not finite, or rounding would shorten the vector by more than a tenth.
 
     Examples:
         >>> to_grid([0.6, -0.8]).tolist()
         [39321, -52428]
     """
     values = np.asarray(vector, np.float64)
-    if values.ndim != 1 or len(values) > MAX_ENTRIES or not np.isfinite(values).all():
-        raise ValueError(f"a vector has at most {MAX_ENTRIES:,} finite entries")
+    most = round((0.2 * steps) ** 2)
+    if values.ndim != 1 or len(values) > most or not np.isfinite(values).all():
+        raise ValueError(f"a vector on a grid of {steps:g} steps has at most {most:,} finite entries")
     largest = float(np.abs(values).max(initial=0.0))
     norm = largest * float(np.linalg.norm(values / largest)) if largest else 0.0
-    room = 1 - math.sqrt(len(values)) / (2 * STEPS) - 2.0**-40  # and the errors of float64
-    grid: Integers = np.rint(values * (room / max(norm, 1.0)) * STEPS).astype(np.int64)
+    room = 1 - math.sqrt(len(values)) / (2 * steps) - 2.0**-40  # and the errors of float64
+    grid: Integers = np.rint(values * (room / max(norm, 1.0)) * steps).astype(np.int64)
     return grid
 
 

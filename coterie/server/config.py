@@ -285,6 +285,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         self._check_unit(given)
         self._check_combinations()
         self._check_personal(deployed)
+        self._check_masks(deployed)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
@@ -731,6 +732,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(
                 f"clusters = {self.models}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
                 "clusters, or set rebalance-min to 0"
+            )
+
+    def _check_masks(self, deployed: bool) -> None:
+        if deployed and self.privacy.privacy_unit == "client" and self.privacy.mechanism == "secure":
+            raise ConfigError(
+                "mechanism = 'secure': runs in simulations only, since deployed clients do not mask their vectors yet; "
+                "use privacy-unit = record, which trusts no server, or mechanism joint or banded"
             )
 
     def _check_personal(self, deployed: bool) -> None:

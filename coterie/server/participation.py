@@ -23,7 +23,7 @@ from coterie.settings import ConfigError
 from coterie.wire.messages import Layout
 
 _RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
-_MECHANISMS = ("joint", "banded")
+_MECHANISMS = ("joint", "banded", "secure")
 # Clients whose training is timed, and seconds of one of them after which no others are.
 _TIMED, _LONG = 20, 0.3
 
@@ -36,7 +36,8 @@ class Participation:
         mechanism: of client-level privacy.
         sampling_rate: q.
         slots: number of groups of clients that take part in turn; 0: cohorts are drawn.
-        protects: adversaries against whom the budget holds: "outsiders", or also "observers" of participation.
+        protects: adversaries against whom the budget holds: "outsiders", also "observers" of participation, or also
+            "the server".
         noise_multiplier: of a round.
         noise: root mean square over rounds of the noise of a model, in units of C times the server's step size.
         messages: expected training requests of a round.
@@ -117,22 +118,23 @@ def participations(config: RunConfig, seconds: float | None = None) -> list[Part
         raise ConfigError(f"privacy-unit = {config.privacy.privacy_unit}: only client-level privacy has participation")
     if config.privacy.noise_multiplier is not None:
         raise ConfigError("noise-multiplier is set: ways are compared at one epsilon; leave it out")
-    found = list(_ways(config, seconds))
-    return sorted(found, key=lambda way: (way.protects != "observers", way.noise))
+    ways = list(_ways(config, seconds))
+    return sorted(ways, key=lambda way: (way.protects == "outsiders", way.noise))
 
 
 def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
     for mechanism in _MECHANISMS:
         for rate in sorted({*_RATES, config.sampling_rate}):
-            if mechanism == "banded" and (rate == 1 or abs(1 / rate - round(1 / rate)) > 1e-9):
+            in_turn = abs(1 / rate - round(1 / rate)) < 1e-9
+            if (mechanism != "joint" and not in_turn) or (mechanism, rate) == ("banded", 1.0):
                 continue
             changes = {"privacy.mechanism": mechanism, "aggregation.sampling-rate": rate}
             try:
                 plan = RunConfig({**_kept(config), **changes}).plan
             except (ConfigError, PrivacyError):  # not possible for this run, such as too few clients at this rate
                 continue
-            if mechanism == "banded" or rate == 1:
-                yield Participation.of(plan, "observers", seconds)
+            if mechanism != "joint" or rate == 1:
+                yield Participation.of(plan, "the server" if mechanism == "secure" else "observers", seconds)
                 continue
             yield Participation.of(plan, "outsiders", seconds)
             if (shown := against_observers(plan)) is not None:

@@ -53,10 +53,12 @@ def sampling_rate(config: RunConfig) -> float:
 
     Noise of a mean falls as 1/sqrt(q) if participation is visible. Full participation is therefore the best protection
     against those who observe it, as long as its messages are affordable. Mechanisms with noisy labels need the
-    amplification by secret participation; ``banded`` takes turns.
+    amplification by secret participation; ``banded`` takes turns, and so does ``secure`` where not all can take part.
     """
-    if config.privacy.privacy_unit != "client" or config.privacy.mechanism != "joint":
+    if config.privacy.privacy_unit != "client" or config.privacy.mechanism not in ("joint", "secure"):
         return _SAMPLED
+    if config.privacy.mechanism == "secure":
+        return 1 / math.ceil(config.data.clients / _MESSAGES)
     return min(1.0, _MESSAGES / config.data.clients)
 
 
@@ -160,6 +162,8 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "identifier_noise": _uncharged(config),
         "participation": privacy.participation,
         "min_separation": privacy.min_separation,
+        "dropout": privacy.dropout,
+        "corrupt": privacy.corrupt,
     }
     mechanism_options = {name: options[name] for name in PLANS[privacy.mechanism].options if options[name] is not None}
     return {
@@ -443,7 +447,7 @@ def participation_warnings(plan: Plan) -> list[str]:
     return [
         "messages on the network and the SuperLink's log show which clients take part: against those who see them, "
         f"epsilon is {visible:.3g}, not {stated['epsilon']:.3g}; sampling-rate = 1 keeps epsilon, and so does "
-        "mechanism = banded with visible participation"
+        "mechanism = banded with visible participation, and secure"
     ]
 
 

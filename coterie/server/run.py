@@ -317,10 +317,11 @@ def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") 
 
 
 def _skipped_rounds(folder: RunFolder, records: Sequence[RoundRecord]) -> list[int]:
-    """The rounds that were charged, and that a crash ended before their release, if they are never repeated."""
+    """The rounds that were charged and released nothing, if they are never repeated, as after a crash."""
     if folder.plan.repeats_rounds:
         return []
-    return sorted(folder.ledger.training_rounds - {record.round for record in records})
+    released = {record.round for record in records if "skipped" not in record.notes}
+    return sorted(folder.ledger.training_rounds - released)
 
 
 def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> RoundRecord:

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from coterie.privacy import BudgetError, Event, Summed, epsilon
+from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
 from coterie.rounds.recorder import Checkpoint
@@ -123,7 +123,7 @@ class TrainingRound:
     """
 
     def __init__(self, method: Method, number: int, models: Models) -> None:
-        self._method, self._number = method, number
+        self._method, self._number, self._before = method, number, models
         self.models, self.metrics = models, MetricRecord()
 
     def __iter__(self) -> Iterator[Exchange[Any, Any]]:
@@ -132,12 +132,24 @@ class TrainingRound:
         while True:
             exchange = Exchange(self._method.run, phase, self._number)
             yield exchange
-            released = exchange.release()
+            try:
+                released = exchange.release()
+            except NothingReleasedError as skipped:  # of a method with sums: one phase a round
+                steps.close()
+                self.models, self.metrics = self._before, _skipped(self._method.run, self._number, skipped)
+                return
             try:
                 phase = steps.send(released)
             except StopIteration as stop:
                 self.models, self.metrics = finish_round(self._method, self._number, stop.value, released)
                 return
+
+
+def _skipped(run: Run, number: int, reason: NothingReleasedError) -> MetricRecord:
+    """Note that a round is skipped; return its metrics."""
+    log(WARNING, "round %s is skipped: %s; its charge stays", number, reason, extra={"round": number})
+    run.state = replace(run.state, notes={**run.state.notes, "skipped": str(reason)})
+    return MetricRecord({"epsilon": run.ledger.spent(), "epsilon_rdp": run.ledger.spent("rdp")})
 
 
 def configure_clients(method: Method, config: Mapping[str, Any], number: int) -> None:

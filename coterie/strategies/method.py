@@ -6,13 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import replace
+from logging import WARNING
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MetricRecord
+from flwr.common.logger import log
 
-from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates
+from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUpdates
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
@@ -183,7 +185,11 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
         private = self.options.evaluate == "private"
         contents = exchange.collect(replies, self.plan.num_clusters, private=private)
-        return exchange.release(contents) if private else exchange.metrics(list(contents.values()))
+        try:
+            return exchange.release(contents) if private else exchange.metrics(list(contents.values()))
+        except NothingReleasedError as reason:
+            log(WARNING, "a private evaluation is skipped: %s; its charge stays", reason)
+            return None
 
     @property
     def finished(self) -> bool:

@@ -92,8 +92,8 @@ class ModelSearch:
         """
         if not plan.resizes:
             raise StrategyError(
-                f"clusters = 0 requires mechanism joint or banded, or no privacy, not {plan.mechanism}: no proof "
-                "covers a number of clusters that changes; set clusters"
+                f"clusters = 0 requires mechanism joint, banded or secure, or no privacy, not {plan.mechanism}: no "
+                "proof covers a number of clusters that changes; set clusters"
             )
         if plan.rebalance_min:
             raise StrategyError("clusters = 0 requires rebalance-min = 0, so that models of no group become idle")

@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from coterie.audit import LOSSES, audit
 from coterie.audit.mechanisms import attacks, coupled_attacks, divisor_attacks
+from coterie.audit.server_view import server_attacks
 from coterie.audit.streams import measured_plans, stream_attacks
 from coterie.privacy import Joint, RRSlot, clipping
 from coterie.privacy import contributions as sums
@@ -29,8 +30,10 @@ def findings():
 
 
 def test_what_certifies_holds_and_the_controls_are_broken(findings):
-    streams = len(stream_attacks()) + len(measured_plans())
-    assert len(findings) == len(attacks()) + len(coupled_attacks()) + 6 + len(divisor_attacks()) + streams == 35
+    streams, server = len(stream_attacks()) + len(measured_plans()), len(server_attacks()) + 1
+    assert (
+        len(findings) == len(attacks()) + len(coupled_attacks()) + 6 + len(divisor_attacks()) + streams + server == 39
+    )
     assert not [f for f in findings.values() if f.failed]
     broken = {attack for (_, attack), f in findings.items() if f.violated}
     assert broken == {
@@ -39,6 +42,8 @@ def test_what_certifies_holds_and_the_controls_are_broken(findings):
         "donor flip",
         "noise variance (true counts)",
         "matrix one band wider than the separation",
+        "noise for 10 clients, of which 5 are honest and stay",
+        "one honest client without noise",
     }
 
 

@@ -86,15 +86,17 @@ def test_the_noise_is_that_of_the_run(coterie, tmp_path):
 def test_participations_are_compared_at_one_budget(coterie):
     words = ("privacy", "noise", "--compare", "--epsilon", 8, "--delta", "2e-5", "--rounds", 20)
     ways = answered(coterie(*words, "--json"))
-    assert all(7.9 < way["epsilon_observers" if way["protects"] == "observers" else "epsilon"] <= 8 for way in ways)
+    assert all(7.9 < way["epsilon" if way["protects"] == "outsiders" else "epsilon_observers"] <= 8 for way in ways)
     assert all(way["epsilon"] <= way["epsilon_observers"] for way in ways)
-    order = [(way["protects"] != "observers", way["noise"]) for way in ways]
+    order = [(way["protects"] == "outsiders", way["noise"]) for way in ways]
     assert order == sorted(order)
     best, secret = ways[0], next(way for way in ways if way["protects"] == "outsiders")
     assert (best["mechanism"], best["sampling_rate"], best["messages"]) == ("joint", 1, 500)  # as sampling-rate = auto
     assert secret["epsilon_observers"] > 8
     shown = {(way["mechanism"], way["sampling_rate"]): way for way in ways if way["protects"] == "observers"}
     assert shown["banded", 0.2]["slots"] == 5
+    (secure,) = (way for way in ways if (way["protects"], way["sampling_rate"]) == ("the server", 1))
+    assert 1.19 < secure["noise"] / best["noise"] < 1.35  # of a dropout of 30 %, and of RDP
     assert shown["banded", 0.2]["noise"] < shown["joint", 0.2]["noise"]
     status, out, _ = coterie(*words, "--sampling-rate", 1)
     assert status == 0

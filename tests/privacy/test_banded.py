@@ -28,8 +28,9 @@ from coterie.privacy import (
 )
 from coterie.privacy.accountants import events_of_a_client
 from coterie.privacy.check import check
-from coterie.privacy.mechanisms.banded import CorrelatedNoise, slots_of
+from coterie.privacy.mechanisms.banded import CorrelatedNoise
 from coterie.privacy.mechanisms.factorization import banded_matrix, dense, prefix_errors
+from coterie.privacy.mechanisms.turns import slots_of
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies import IFCA, FedPer
 from coterie.wire import TrainRequest

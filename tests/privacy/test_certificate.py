@@ -72,6 +72,12 @@ ALWAYS = [
     "other runs on the same clients: their epsilons add up",
     "settings and checkpoints chosen by looking at exact diagnostics or at other runs on the same clients",
 ]
+SECURE = [
+    "that at most 2 clients of a cohort work with the server: it assumes that all others of the roster are honest, and "
+    "different, parties",
+    "computers that break X25519, AES or SHA-256: the guarantee against the server is computational",
+    "code that the operator sends to clients: they run the app that they trust (its hash)",
+]
 #: What the certificate states to be outside the guarantee, for each mechanism and participation.
 OUTSIDE = [
     ("joint", {}, [WHO]),
@@ -79,6 +85,7 @@ OUTSIDE = [
     ("banded", {}, [ATTENDANCE]),
     ("banded", {"participation": "secret", "min_separation": 2}, [f"{WHO}; {ATTENDANCE}"]),
     ("banded", {"participation": "secret", "min_separation": 5}, [ATTENDANCE]),  # all of a slot take part
+    ("secure", {"sampling_rate": 0.2, "corrupt": 2}, [ATTENDANCE, *SECURE]),
     ("rr-slot", {"rebalance_min": 4}, [WHO]),
     ("paper", {"rebalance_min": 4, "epsilon": 8.0}, [WHO]),
     ("dp-sgd", {}, [BATCHES, OWN_BUDGETS]),

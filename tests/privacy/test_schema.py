@@ -18,6 +18,7 @@ from coterie.privacy import (
     Paper,
     RecordPlan,
     RRSlot,
+    Secure,
     SharedBudget,
     calibrate,
     certificate,
@@ -107,7 +108,7 @@ def test_the_schema_knows_every_name():
 def test_every_public_input_is_described():
     public = SCHEMA["properties"]["public_inputs"]["properties"]
     numbers = NUMBERS | {"epsilon": 4.0, "delta": 1e-4, "noise_multiplier": 2.0, "identifier_share": 0.2}
-    plans = [Joint(**numbers), Banded(**numbers), RRSlot(**numbers), RecordPlan(**RECORD, noise_multiplier=1.0)]
+    plans = [*(plan(**numbers) for plan in (Joint, Banded, Secure, RRSlot)), RecordPlan(**RECORD, noise_multiplier=1.0)]
     for plan in plans:
         assert set(plan.terms()) <= set(public)
 

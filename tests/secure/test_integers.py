@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.secure import discrete_gaussian, from_grid, to_grid, to_modulus
-from coterie.secure.integers import MAX_ENTRIES, STEPS
+from coterie.secure.integers import STEPS
 
 
 @pytest.mark.parametrize("case", range(60))
@@ -35,7 +35,7 @@ def test_what_is_no_vector_of_numbers_is_refused(vector):
 
 def test_a_vector_beyond_the_bound_of_rounding_is_refused():
     with pytest.raises(ValueError, match="at most"):
-        to_grid(np.zeros(MAX_ENTRIES + 1))
+        to_grid(np.zeros(round((0.2 * 100) ** 2) + 1), steps=100)
 
 
 def test_an_empty_vector_stays_empty():

@@ -39,6 +39,8 @@ NEEDED = {
     "data.num-classes": {"dataset": "own", "input-shape": "4"},
     "max-clusters": {"clusters": 0, "clients": 20_000},
     "privacy.min-separation": {"mechanism": "banded", "participation": "secret"},
+    "privacy.dropout": {"mechanism": "secure"},
+    "privacy.corrupt": {"mechanism": "secure"},
     "rc-dpfl.components": RECORD,
 }
 # Clients of a run, and models of a message, of which a test is quick.

@@ -8,7 +8,7 @@ from flwr.app import Message
 from test_base import CLIENTS, LAYOUT, UP, Stub, start
 
 from coterie.privacy import Banded, LedgerError, Streams, epsilon
-from coterie.privacy.mechanisms.banded import slots_of
+from coterie.privacy.mechanisms.turns import slots_of
 from coterie.privacy.randomness import gaussian
 from coterie.strategies import IFCA, Checkpoint, FedAvg, Reseeding
 

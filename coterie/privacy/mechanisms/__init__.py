@@ -8,10 +8,11 @@ from coterie.privacy.mechanisms.banded import PARTICIPATION, Banded
 from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
 from coterie.privacy.mechanisms.rebalancing import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
+from coterie.privacy.mechanisms.secure import Secure
 from coterie.privacy.plan import Plan
 
 #: Plans by the name of their mechanism.
-PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, Banded, RRSlot, Paper, NoPrivacy)}
+PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, Banded, Secure, RRSlot, Paper, NoPrivacy)}
 
 #: Mechanisms available in configurations, with one-line descriptions.
 MECHANISMS = {name: plan.title for name, plan in PLANS.items() if plan.unit == "client"}
@@ -45,6 +46,7 @@ __all__ = [
     "Paper",
     "RRSlot",
     "RecordLevel",
+    "Secure",
     "move_members",
     "plan_from_terms",
     "redraw_matrix",

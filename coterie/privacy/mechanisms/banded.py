@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Unpack
 
 import numpy as np
@@ -42,7 +41,8 @@ from coterie.fields import AT_LEAST_0, OneOf
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors, row_errors
-from coterie.privacy.plan import Plan, PlanNumbers
+from coterie.privacy.mechanisms.turns import InTurn
+from coterie.privacy.plan import PlanNumbers
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
 from coterie.privacy.statement import Statement
@@ -111,7 +111,7 @@ class CorrelatedNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Banded(Plan):
+class Banded(InTurn):
     """Noise that later rounds partly cancel, for clients that take part every b rounds. See the module.
 
     Attributes:
@@ -126,12 +126,10 @@ class Banded(Plan):
 
     mechanism: ClassVar[str] = "banded"
     title: ClassVar[str] = "noise correlated over rounds; epsilon holds even if everyone sees who takes part"
-    adjacency: ClassVar[str] = "zero out the contributions of one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
     adapts_clipping: ClassVar[bool] = True
     resizes: ClassVar[bool] = True
-    repeats_rounds: ClassVar[bool] = False
     fixed_rounds: ClassVar[str] = "the noise of mechanism banded is correlated over the planned rounds"
     default_identifier_share: ClassVar[float] = 0.04
     options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")
@@ -160,12 +158,7 @@ class Banded(Plan):
                 f"min-separation = {slots}: a client of a slot would take part with probability sampling-rate x "
                 f"min-separation = {slots * self.sampling_rate:g}; it must be at most {self._most_slots}"
             )
-        for name, most in (("clients", self.clients), ("rounds", self.rounds)):
-            if slots > most:
-                raise PrivacyError(
-                    f"min-separation = {slots} exceeds the number of {name}, {most}: every slot requires a client and "
-                    "a round; increase sampling-rate"
-                )
+        self.check_slots(f"min-separation = {slots}")
 
     @classmethod
     def calibrated(cls, **numbers: Unpack[PlanNumbers]) -> Self:
@@ -222,18 +215,6 @@ class Banded(Plan):
         rate = 1.0 if self.participation == "visible" else min(self.sampling_rate * self.slots, 1.0)
         return Event(rate, self.noise_multiplier, self.sampler)
 
-    def slot(self, number: int) -> int:
-        """Return the slot of a round."""
-        return (number - 1) % self.slots
-
-    def round_event(self, number: int) -> Event:
-        """The event of one contribution in the slot of a round."""
-        return replace(self.event(), slot=self.slot(number), slots=self.slots)
-
-    def participations(self, rounds: int) -> int:
-        """A client contributes at most ceil(rounds / b) times."""
-        return -(-rounds // self.slots)
-
     @property
     def evaluates_memory(self) -> bool:
         """Whether a private evaluation may depend on a client's memory: not on that of secret participation."""
@@ -243,8 +224,7 @@ class Banded(Plan):
 
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Line 4."""
-        inside = np.flatnonzero(slots_of(self.clients, self.slots) == self.slot(number))
-        rate = self.event().sampling_rate
+        inside, rate = self.members(number), self.event().sampling_rate
         return inside if rate == 1 else inside[rng.random(len(inside)) < rate]
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Summed:
@@ -291,19 +271,3 @@ class Banded(Plan):
         stated, attendance = super().statement, "whether a client replies, which must not depend on its data"
         secret = self.event().sampling_rate < 1
         return replace(stated, outside=(f"{stated.outside[0]}; {attendance}" if secret else attendance,))
-
-
-@lru_cache(maxsize=8)
-def slots_of(clients: int, slots: int) -> IntArray:
-    """(M,) slot of every client (line 1): the ids in the order of a fixed public hash, in turn.
-
-    Slots have equal sizes, up to one client. The hash (splitmix64) keeps them apart from groups of clients with regular
-    ids, and no version of a library changes it.
-    """
-    ids = np.arange(1, clients + 1, dtype=np.uint64)
-    hashes = ids * np.uint64(0x9E3779B97F4A7C15)
-    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    slot_of_client = np.empty(clients, np.int64)
-    slot_of_client[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
-    return slot_of_client

@@ -1,0 +1,96 @@
+"""Attacks on the secure mechanism by a server that works with the most clients that its plan allows.
+
+The server takes off the vectors and the noise of those that work with it. What is left is the sum over the honest
+survivors, at least l - c, of which one has sent its vector, or noise alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.audit.findings import Finding, FloatArray, dominance_test
+from coterie.privacy import Secure, Streams
+from coterie.secure.integers import STEPS
+
+_SIZE, _LABEL = 4, 1
+_HUGE = 1e3 * np.eye(_SIZE)[0]
+_NUMBERS: dict[str, Any] = {
+    "clients": 10,
+    "num_clusters": 2,
+    "sampling_rate": 1.0,
+    "rounds": 1,
+    "clip_norm": 0.3,
+    "epsilon": math.inf,
+    "delta": 1e-5,
+    "noise_multiplier": 1.0,
+    "identifier_share": 0.2,
+    "clip_share": 0.1,
+    "corrupt": 2,
+}
+
+
+class _SizedForAll(Secure):
+    """The noise suffices only if every client of the cohort is honest and stays."""
+
+    @property
+    def noise_steps(self) -> float:
+        return self._noise_steps(self.noise_multiplier, self.clients)
+
+
+@dataclass(frozen=True)
+class ServerAttack:
+    """A client whose vector is in the sum, or not.
+
+    Attributes:
+        name: description of the attack.
+        plan: the mechanism under attack.
+        missing: honest survivors that add no noise.
+        control: whether the claim is known to be wrong, so that the attack must succeed.
+    """
+
+    name: str
+    plan: Secure
+    missing: int = 0
+    control: bool = False
+
+
+def server_attacks() -> list[ServerAttack]:
+    """Return the attacks on sums."""
+    plan, for_all = Secure(**_NUMBERS), _SizedForAll(**_NUMBERS)
+    return [
+        ServerAttack("the server and 2 of 7 survivors, oversized update", plan),
+        ServerAttack("noise for 10 clients, of which 5 are honest and stay", for_all, control=True),
+        ServerAttack("one honest client without noise", plan, missing=1, control=True),
+    ]
+
+
+def audit_server(draws: int, streams: Streams) -> list[Finding]:
+    """Run every attack, and measure the norm of a client's vector over updates of any norm."""
+    return [*(_run(attack, draws, streams) for attack in server_attacks()), _measure_vectors(Secure(**_NUMBERS))]
+
+
+def _run(attack: ServerAttack, draws: int, streams: Streams) -> Finding:
+    vector = attack.plan.encode(_HUGE, _LABEL, _LABEL)
+    worlds = (_noise(attack, draws, streams), _noise(attack, draws, streams) + vector / STEPS)
+    return dominance_test("secure", attack.name, {attack.plan.event(): 1}, worlds, attack.control)
+
+
+def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
+    """(draws, n) noise of the honest survivors, in units of the sensitivity."""
+    size, honest = attack.plan.vector_size(_SIZE), attack.plan.contributors - attack.missing
+    total = sum(attack.plan.noise(streams, client, draws * size) for client in range(honest))
+    return np.asarray(total, np.float64).reshape(draws, size) / STEPS
+
+
+def _measure_vectors(plan: Secure) -> Finding:
+    """Measure the norm of vectors; rounding cannot lengthen them."""
+    rows = np.random.default_rng(0).standard_normal((8, _SIZE))
+    lengths = [*np.linspace(0.9, 1.1, 41), 1e-9, 1e3, 1e30, 1e300, math.inf, math.nan]
+    updates = [length * plan.clip_norm * row / np.linalg.norm(row) for row in rows for length in lengths]
+    longest = max(sum(int(entry) ** 2 for entry in plan.encode(update, _LABEL, 0)) for update in updates)
+    mu, shift = 1 / plan.noise_multiplier, math.sqrt(longest) / STEPS / plan.noise_multiplier
+    return Finding("secure", "vector of any update", "mu", mu, shift, (), longest > STEPS**2)

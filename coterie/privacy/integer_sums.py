@@ -1,0 +1,81 @@
+"""Sums of integer vectors, as secure aggregation computes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy.contributions import Summed, short_updates
+from coterie.privacy.releases import IntArray
+
+if TYPE_CHECKING:
+    from coterie.privacy.mechanisms.secure import Secure
+    from coterie.secure.integers import Integers
+
+
+class IntegerSums(Summed):
+    """Sums of the integer vectors of clients, whose noise a simulation adds later; see :class:`Summed`.
+
+    Attributes:
+        sums, counts, below: of the vectors' parts, int64.
+        survivors: clients of the sum.
+        noisy: whether the clients' noise is inside.
+    """
+
+    dtype: ClassVar[Any] = np.int64
+
+    def __init__(self, plan: Secure, size: int, draws: int = 1, shared: int = 0) -> None:
+        super().__init__(plan, size, draws, shared)
+        self._secure = plan
+        self.survivors = 0
+        self.noisy = False
+
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """Add the vector of one client, whose update is the same in all draws; ``slot`` is ignored."""
+        every, values = np.arange(self.draws), np.asarray(update)
+        grid = self._secure.on_grid(values)
+        _, count, half = self._secure.factors
+        self.sums[:, 0, : self.shared] += grid[: self.shared]
+        self.sums[every, redrawn_label, self.shared :] += grid[self.shared :]
+        self.counts[every, label] += count
+        if half:
+            self.below += int(2 * half * short_updates(values[None], self.plan.norm_threshold)[0])
+        self.survivors += 1
+
+    def add_rows(self, labels: IntArray, redrawn_labels: IntArray, updates: npt.NDArray[np.float32]) -> None:
+        """Add the vectors of n clients; see :meth:`Summed.add_rows`."""
+        for label, redrawn_label, update in zip(labels, redrawn_labels, updates, strict=True):
+            self.add(0, label, redrawn_label, update)
+
+    def add_null(self) -> None:
+        """Add a client whose vector is zero: it sends noise alone."""
+        self.survivors += 1
+
+    def add_vectors(self, total: Integers, survivors: int) -> None:
+        """Add the sum of vectors that have their noise already, in one draw; see :meth:`vector`."""
+        shared, blocks = total[: self.shared], total[self.shared : -self.plan.num_clusters - 1]
+        self.sums[0, 0, : self.shared] += shared
+        self.sums[0, :, self.shared :] += blocks.reshape(self.plan.num_clusters, -1)
+        self.counts[0] += total[-self.plan.num_clusters - 1 : -1]
+        self.below[0] += total[-1]
+        self.survivors += survivors
+        self.noisy = True
+
+    def vector(self) -> Integers:
+        """Return the sums of one draw as one vector: shared block, blocks of the clusters, counts, norms."""
+        blocks = self.sums[0, :, self.shared :].ravel()
+        return np.concatenate([self.sums[0, 0, : self.shared], blocks, self.counts[0], self.below])
+
+    @property
+    def partial(self) -> Callable[[], Summed]:
+        """Creates an empty container, to be merged into this one."""
+        return functools.partial(IntegerSums, self._secure, self.size, self.draws, self.shared)
+
+    def merge(self, partial: Summed) -> None:
+        """Add the sums of other clients."""
+        super().merge(partial)
+        self.survivors += cast(IntegerSums, partial).survivors

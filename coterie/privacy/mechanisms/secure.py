@@ -1,0 +1,335 @@
+"""The secure mechanism: client-level privacy without a trusted server.
+
+The server learns noisy sums of integer vectors, and never an update or a label of one client: secure aggregation
+(coterie/secure/masking.py) adds the vectors modulo 2^32. P. Kairouz, Z. Liu, T. Steinke: The Distributed Discrete
+Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML 2021, arXiv:2102.06387, without rotation and
+modular clipping, and with one block per cluster.
+
+     1  every client belongs to one of b slots, by a public function of its id; slot (t - 1) mod b is the cohort of
+        round t: n clients, of which at least l = ceil((1 - dropout) n) must stay, and at most c work with the server
+     2  a client chooses its label, trains, and writes its update u into a vector of k d + k + 1 integers of L2 norm
+        at most D = 2^16, whatever its label and its update:
+            block c'       round(sqrt(1 - w - v) D clip(u, C) / C)      shortened, so that rounding adds nothing
+            count of c     sqrt(w) D                                    w: share of the cluster sizes
+            the last       sqrt(v) D if |u| < C / factor, else the negative;  v: share of the norms
+     3  it adds s Z to all entries, Z: discrete Gaussian of deviation s = sigma D / sqrt(l - c)
+     4  the server learns the sum of the survivors' vectors. Fewer than l of them: nothing, and the round is skipped
+     5  histogram, norms and sums: the parts of the sum, divided by the factors of line 2, and the sums times C
+     6  divisors   D_j = n' / k of n' survivors, or max(B, 1, (~h R)_j)
+
+A client's contribution has norm D under noise of at least sigma D, whoever sees the sum: one Gaussian event, by Renyi
+divergences, per round of its slot. Theorem 8 and its proof: docs/privacy.md.
+
+A simulation adds the same integers without masks and draws the noise of all survivors at once: a sum of discrete
+Gaussians of deviation s >= 32 has the law of one to 10^-300 (Kairouz et al., Theorem 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from coterie.fields import AT_LEAST_0, Bounds
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.clipping import clip_to_unit
+from coterie.privacy.contributions import Contributions
+from coterie.privacy.integer_sums import IntegerSums
+from coterie.privacy.ledger import Permit
+from coterie.privacy.mechanisms.turns import InTurn
+from coterie.privacy.randomness import FloatArray, Streams
+from coterie.privacy.releases import MechanismOutput, NothingReleasedError, ReleasedSums
+from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
+from coterie.privacy.statement import Statement
+from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
+
+#: Largest number of parameters of all models together: 8 MB a client and round.
+MAX_PARAMETERS = 2_000_000
+#: Smallest deviation of a client's noise, in steps of the grid.
+MIN_NOISE_STEPS = 32.0
+# A sum of vectors and its noise stay within the signed integers of 32 bits, in units of D.
+_LARGEST_SUM = 2**31 / STEPS
+# Deviations of a noisy number that honest clients do not exceed in a run.
+_DEVIATIONS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secure(InTurn):
+    """Noise of the clients on sums of which the server sees no summand. See the module for the mechanism.
+
+    Attributes:
+        dropout: share of a cohort that may drop out in a round without its being skipped.
+        corrupt: c, clients of a cohort that may work with the server.
+    """
+
+    dropout: Annotated[float, Bounds(0, 1 / 3)] = 0.3
+    corrupt: Annotated[int, AT_LEAST_0] = 1
+
+    mechanism: ClassVar[str] = "secure"
+    title: ClassVar[str] = "the server sees noisy sums only; epsilon holds against it as well"
+    sampler: ClassVar[str] = "discrete"
+    accountants: ClassVar[tuple[str, ...]] = ("rdp", "pld")  # which is RDP's bound for this sampler
+    accountant: str = "rdp"
+    redraws: ClassVar[bool] = True
+    adapts_clipping: ClassVar[bool] = True
+    resizes: ClassVar[bool] = True
+    default_identifier_share: ClassVar[float] = 0.04
+    options: ClassVar[tuple[str, ...]] = ("dropout", "corrupt")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_slots(f"1 / sampling-rate, {self.slots} slots,")
+        if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
+            raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
+        for clients in {self.clients // self.slots, -(-self.clients // self.slots)}:
+            least = self._least(clients)
+            if least - self.corrupt < 1 or 2 * least <= clients + self.corrupt:
+                raise PrivacyError(
+                    f"a cohort of {clients} clients, of which {least} must stay and corrupt = {self.corrupt} may work "
+                    "with the server, is too small: twice those that stay must exceed all and the corrupt ones; use "
+                    "more clients, a smaller dropout or fewer corrupt ones"
+                )
+        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots))
+        if self.evaluations:
+            self._check_grid(self.evaluation_event().noise_multiplier, "evaluation-noise", self.clients)
+
+    def _check_grid(self, noise: float, name: str, clients: int) -> None:
+        """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
+        if not MIN_NOISE_STEPS <= self._noise_steps(noise, self.contributors):
+            raise PrivacyError(
+                f"{name}: {noise:g} times the sensitivity is less than {MIN_NOISE_STEPS:g} steps of the grid a client"
+            )
+        if clients + _DEVIATIONS * self.noise_of_all(noise, clients) >= _LARGEST_SUM:
+            raise PrivacyError(
+                f"{name}: {noise:g} times the sensitivity and the sum over {clients} clients exceed integers of "
+                "32 bits; use fewer clients a round, or a larger epsilon"
+            )
+
+    # ---- who takes part -----------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """b: 1/q, rounded."""
+        return max(1, round(1 / self.sampling_rate))
+
+    def threshold(self, number: int) -> int:
+        """Return l, the survivors of a round below which nothing is released."""
+        return self._least(len(self.members(number)))
+
+    def _least(self, clients: int) -> int:
+        return math.ceil((1 - self.dropout) * clients - 1e-9)
+
+    @cached_property
+    def contributors(self) -> int:
+        """Honest clients whose noise every released round has: l - c of the smallest slot."""
+        return self._least(self.clients // self.slots) - self.corrupt
+
+    # ---- noise --------------------------------------------------------------------------------------------
+
+    @property
+    def noise_steps(self) -> float:
+        """s, deviation of one client's noise, in steps of the grid."""
+        return self._noise_steps(self.noise_multiplier, self.contributors)
+
+    @staticmethod
+    def _noise_steps(noise: float, contributors: int) -> float:
+        return noise * STEPS / math.sqrt(contributors)
+
+    def noise_of_all(self, noise: float, survivors: int) -> float:
+        """Return the noise multiplier of a sum with the noise of all survivors; ``noise``: with that of the least."""
+        return noise * math.sqrt(survivors / self.contributors)
+
+    @property
+    def _surplus(self) -> float:
+        """Noise if nobody drops out, over the noise of the guarantee."""
+        return self.noise_of_all(1.0, self.clients // self.slots)
+
+    @property
+    def model_noise(self) -> float:
+        """See :attr:`Plan.model_noise`; nobody drops out."""
+        return super().model_noise * self._surplus
+
+    def noise_of_sums(self, number: int) -> float:
+        """See :meth:`Plan.noise_of_sums`; nobody drops out."""
+        return super().noise_of_sums(number) * self._surplus
+
+    def event(self) -> Event:
+        """The event of one contribution of a client."""
+        return Event(1.0, self.noise_multiplier, self.sampler)
+
+    def _drawn(self, rng: np.random.Generator, noise: float, survivors: int, size: int) -> Integers:
+        """Noise of all survivors on (size,) integers."""
+        return discrete_gaussian(rng, self.noise_of_all(noise, survivors) * STEPS, size)
+
+    # ---- a client's vector --------------------------------------------------------------------------------
+
+    @property
+    def factors(self) -> tuple[float, int, int]:
+        """Steps of the grid of a clipped update of norm C, of a count of one, and of the sign of a short update."""
+        counts, norms = self.identifier_share, self.clip_share
+        return STEPS * math.sqrt(1 - counts - norms), _whole(counts), _whole(norms)
+
+    def on_grid(self, update: FloatArray) -> Integers:
+        """Return a (d,) update, clipped, as integers of norm at most the first of :attr:`factors`."""
+        return to_grid(clip_to_unit(update[None], self.clip_norm)[0], self.factors[0])
+
+    def vector_size(self, size: int, shared: int = 0) -> int:
+        """Return the number of entries of a vector for models of d parameters, of which all share the first ones."""
+        return shared + self.num_clusters * (size - shared) + self.num_clusters + 1
+
+    def encode(self, update: FloatArray, label: int, redrawn_label: int, shared: int = 0) -> Integers:
+        """Return the vector of one client without noise (line 2), of L2 norm at most D; of the plan of its round.
+
+        Args:
+            update: (d,).
+            label: chosen.
+            redrawn_label: of the block of the update.
+            shared: number of leading parameters that all clusters share.
+        """
+        contributions = self.contributions(len(update), shared=shared)
+        contributions.add(0, label, redrawn_label, update)
+        return contributions.vector()
+
+    def noise(self, streams: Streams, client: int, size: int) -> Integers:
+        """Return (size,) integers of one client's noise (line 3), from its own streams, which are secret."""
+        return discrete_gaussian(streams.stream("noise", client), self.noise_steps, size)
+
+    # ---- a round ------------------------------------------------------------------------------------------
+
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> IntegerSums:
+        """Line 4, by a simulation."""
+        if self.num_clusters * size > MAX_PARAMETERS:
+            raise PrivacyError(
+                f"mechanism secure hides labels in vectors of {self.num_clusters} x {size:,} parameters, more than "
+                f"{MAX_PARAMETERS:,}: use fewer clusters or a smaller network, such as adapters"
+            )
+        return IntegerSums(self, size, draws, shared)
+
+    def perturb(
+        self,
+        contributions: IntegerSums,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: object | None = None,
+    ) -> MechanismOutput:
+        """Lines 3, 5 and 6."""
+        survivors = contributions.survivors
+
+        def with_noise(part: Integers, factor: float) -> FloatArray:
+            total = part
+            if not contributions.noisy:
+                total = part + self._drawn(noise, self.noise_multiplier, survivors, part.size).reshape(part.shape)
+            return from_grid(to_modulus(total)) * (STEPS / factor)
+
+        updates, count, half = self.factors
+        sums = with_noise(contributions.sums, updates) * self.scale
+        histogram = with_noise(contributions.counts, count) if count else None
+        below = with_noise(contributions.below, 2 * half) if half else None
+        divisors = np.full(contributions.counts.shape, max(survivors, 1) / self.num_clusters)
+        if self.divisor == "released" and histogram is not None:
+            divisors = np.maximum(histogram @ redraw, max(self.rebalance_min, 1.0))
+        return MechanismOutput(sums, histogram, divisors, below)
+
+    def release(
+        self,
+        permit: Permit,
+        contributions: Contributions,
+        streams: Streams,
+        attempt: int,
+        redraw: FloatArray | None = None,
+        state: object | None = None,
+    ) -> ReleasedSums:
+        """Release the noisy sums of one round; see :meth:`Plan.release`.
+
+        Raises:
+            NothingReleasedError: fewer clients than the threshold are left, or the sum is impossible, as some client
+                has sent another vector than line 2's. The round is skipped, and its charge stays.
+        """
+        assert isinstance(contributions, IntegerSums)
+        survivors, least = contributions.survivors, self.threshold(permit.round)
+        if survivors < least:
+            self._spend(permit)
+            raise NothingReleasedError(f"{survivors} clients are left of the {least} that mechanism secure requires")
+        released = super().release(permit, contributions, streams, attempt, redraw, state)
+        noise = self.noise_of_all(super().noise_of_sums(permit.round), survivors)
+        if problem := self._impossible(released, survivors, noise):
+            raise NothingReleasedError(f"the sum of the clients' vectors is impossible: {problem}")
+        cohort = released.cohort if self.divisor == "released" else float(survivors)
+        below = None if released.below is None else 0.5 + (released.below - 0.5) * self._cohort / survivors
+        return replace(released, noise=noise, cohort=cohort, below=below)
+
+    @property
+    def _cohort(self) -> float:
+        return self.rate * self.clients
+
+    def _impossible(self, released: ReleasedSums, survivors: int, noise: float) -> str:
+        """Return why honest clients' vectors do not have this sum; empty if they may."""
+        k = len(released.sums)
+        limit = survivors * self.scale + noise * (math.sqrt(released.sums.size) + _DEVIATIONS)
+        if not float(np.linalg.norm(released.sums)) <= limit * math.sqrt(k):  # a shared block is in every row
+            return "its norm exceeds that of all clients together"
+        if released.histogram is None:
+            return ""
+        deviation = self.noise_of_all(self.noise_multiplier_counts or 0.0, survivors)
+        if abs(float(released.histogram.sum()) - survivors) > _DEVIATIONS * deviation * math.sqrt(k):
+            return f"its counts do not add up to {survivors} clients"
+        return ""
+
+    # ---- evaluation ---------------------------------------------------------------------------------------
+
+    def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
+        """See :meth:`Plan.release_evaluation`: accuracies less one half, doubled, are on the grid.
+
+        Raises:
+            NothingReleasedError: see :meth:`release`.
+        """
+        values = np.clip(np.nan_to_num(np.asarray(accuracies, np.float64), nan=0.5), 0.0, 1.0)
+        rows = np.array([to_grid([value]) for value in 2 * values - 1]).reshape(-1, 1)
+        total = self._release_rows(permit, self.evaluation_event(), rows, streams.stream("evaluation", permit.round))
+        return min(1.0, max(0.0, 0.5 + float(total[0]) / (2 * self.clients)))
+
+    def release_histogram(
+        self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int
+    ) -> ScoreHistogram:
+        """See :meth:`Plan.release_histogram`.
+
+        Raises:
+            NothingReleasedError: see :meth:`release`.
+        """
+        rows = np.array([to_grid(row) for row in map(unit_counts, counts.values())]).reshape(-1, CELLS)
+        total = self._release_rows(permit, self.histogram_event(), rows, streams.stream("histogram", permit.round))
+        return ScoreHistogram.of_units(total, self.noise_of_all(self.histogram_noise, len(rows)))
+
+    def _release_rows(self, permit: Permit, event: Event, rows: Integers, noise: np.random.Generator) -> FloatArray:
+        """Release the noisy sum of one vector per client, in units of the sensitivity."""
+        permit.use_for(event)
+        if len(rows) < (least := self._least(self.clients)):
+            raise NothingReleasedError(f"{len(rows)} clients are left of the {least} that mechanism secure requires")
+        total = rows.sum(axis=0) + self._drawn(noise, event.noise_multiplier, len(rows), rows.shape[1])
+        return from_grid(to_modulus(total))
+
+    # ---- for the certificate ------------------------------------------------------------------------------
+
+    @property
+    def statement(self) -> Statement:
+        """What the server sees, and what the guarantee assumes."""
+        return replace(
+            super().statement,
+            outside=(
+                "whether a client replies, which must not depend on its data",
+                f"that at most {self.corrupt} clients of a cohort work with the server: it assumes that all others "
+                "of the roster are honest, and different, parties",
+                "computers that break X25519, AES or SHA-256: the guarantee against the server is computational",
+                "code that the operator sends to clients: they run the app that they trust (its hash)",
+            ),
+        )
+
+
+def _whole(share: float) -> int:
+    """Return sqrt(share) D, rounded down: an entry of the vector."""
+    return math.floor(STEPS * math.sqrt(share))

@@ -1,0 +1,264 @@
+"""The secure mechanism: its integers, noise, thresholds and cost, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+
+from coterie.privacy import (
+    Event,
+    Joint,
+    Ledger,
+    LedgerError,
+    NothingReleasedError,
+    PrivacyError,
+    Secure,
+    Streams,
+    certificate,
+    composed,
+    epsilon,
+)
+from coterie.privacy.check import check
+from coterie.privacy.integer_sums import IntegerSums
+from coterie.privacy.score_histograms import CELLS
+from coterie.secure.integers import STEPS, to_modulus
+
+NUMBERS = {"clients": 30, "num_clusters": 3, "sampling_rate": 1.0, "rounds": 6, "clip_norm": 0.5, "delta": 1e-4}
+SIZE = 40
+
+
+def make(**numbers):
+    return Secure(**{**NUMBERS, "epsilon": math.inf, "noise_multiplier": 1.5, "identifier_share": 0.04, **numbers})
+
+
+def updates(count, scale=0.3, seed=0):
+    rows = np.random.default_rng(seed).standard_normal((count, SIZE))
+    return (scale * rows / np.linalg.norm(rows, axis=1)[:, None]).astype(np.float32)
+
+
+# ---- a vector ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [(0.04, 0.01), (0.0, 0.0), (0.5, 0.3), (0.0, 0.5)])
+@pytest.mark.parametrize("shared", [0, 7, SIZE])
+def test_the_norm_of_a_vector_is_at_most_that_of_the_grid(shares, shared):
+    plan = make(identifier_share=shares[0], clip_share=shares[1])
+    rng = np.random.default_rng(1)
+    for length in (0.0, 1e-9, 0.49999, 0.5, 0.5000001, 3.0, 1e30, 1e300, math.inf, math.nan):
+        direction = rng.standard_normal(SIZE)
+        update = length * (direction / np.linalg.norm(direction))
+        for label, redrawn in ((0, 0), (2, 1)):
+            vector = plan.encode(update, label, redrawn, shared)
+            assert vector.dtype == np.int64
+            assert len(vector) == plan.vector_size(SIZE, shared)
+            assert sum(int(entry) ** 2 for entry in vector) <= STEPS**2
+    assert math.isclose(np.linalg.norm(plan.encode(np.ones(SIZE), 1, 1, shared)), STEPS, rel_tol=1e-3)
+
+
+def test_vectors_add_up_to_the_sums_of_joint():
+    plan, rows = make(clip_share=0.02, clip_factor=0.5), updates(30, 0.8)
+    rows[::2] /= 4
+    joint = Joint(
+        **{**NUMBERS, "epsilon": math.inf, "noise_multiplier": 1.5, "identifier_share": 0.04}, clip_share=0.02
+    ).contributions(SIZE, shared=5)
+    joint.plan = plan  # the same norm threshold
+    whole, each = plan.contributions(SIZE, shared=5), plan.contributions(SIZE, shared=5)
+    labels, redrawn = np.arange(30) % 3, np.arange(30) // 10
+    vectors = 0
+    for label, other, row in zip(labels, redrawn, rows, strict=True):
+        vectors = vectors + plan.encode(row, label, other, 5)
+    joint.add_rows(labels, redrawn, rows)
+    whole.add_rows(labels, redrawn, rows)
+    each.add_vectors(vectors, 30)
+    np.testing.assert_array_equal(whole.vector(), vectors)
+    for name in ("sums", "counts", "below"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(each, name))
+    factor, count, half = plan.factors
+    assert np.linalg.norm(whole.sums / factor - joint.sums) < 1e-3
+    np.testing.assert_array_equal(whole.counts / count, joint.counts)
+    np.testing.assert_array_equal(whole.below / (2 * half), joint.below)
+
+
+def test_partial_sums_of_processes_merge():
+    plan, rows = make(), updates(30)
+    labels = np.arange(30) % 3
+    whole, merged = plan.contributions(SIZE), plan.contributions(SIZE)
+    whole.add_rows(labels, labels, rows)
+    for part in (slice(0, 11), slice(11, 30)):
+        partial = merged.partial()
+        partial.add_rows(labels[part], labels[part], rows[part])
+        merged.merge(partial)
+    np.testing.assert_array_equal(whole.vector(), merged.vector())
+    assert merged.survivors == 30
+
+
+# ---- noise ------------------------------------------------------------------------------------------------
+
+
+def test_the_least_honest_survivors_have_the_noise_of_the_guarantee():
+    plan = make(dropout=0.3, corrupt=2)
+    assert (plan.threshold(1), plan.contributors) == (21, 19)
+    assert math.isclose(plan.noise_steps * math.sqrt(19), 1.5 * STEPS)
+    assert math.isclose(plan.noise_of_sums(1), 0.5 * plan.noise_multiplier_updates * math.sqrt(30 / 19))
+    drawn = sum(plan.noise(Streams(), client, 20_000) for client in range(19))
+    assert math.isclose(np.std(drawn), 1.5 * STEPS, rel_tol=0.03)
+
+
+def test_noise_of_a_release_is_that_of_all_survivors():
+    plan = make(clip_norm=2.0, dropout=0.2)
+    contributions = plan.contributions(20_000)
+    for _ in range(25):
+        contributions.add_null()
+    released = plan.release(charged(plan), contributions, Streams(), 1)
+    expected = 2.0 * plan.noise_multiplier_updates * math.sqrt(25 / plan.contributors)
+    assert math.isclose(released.noise, expected)
+    assert math.isclose(np.std(released.sums), expected, rel_tol=0.02)
+    assert np.all(np.abs(released.histogram) < 6 * plan.noise_multiplier_counts * math.sqrt(25 / plan.contributors))
+
+
+def test_noise_that_is_inside_is_not_added_again():
+    plan, rows = make(), updates(30)
+    total = sum(plan.encode(row, 0, 0) + plan.noise(Streams(), 0, plan.vector_size(SIZE)) for row in rows)
+    contributions = plan.contributions(SIZE)
+    contributions.add_vectors(to_modulus(total).view(np.int32).astype(np.int64), 30)
+    released = [plan.release(charged(plan), contributions, Streams(), 1) for _ in range(2)]
+    np.testing.assert_array_equal(released[0].sums, released[1].sums)
+
+
+def test_divisors_follow_the_survivors():
+    plan = make()
+    contributions = plan.contributions(SIZE)
+    contributions.add_rows(np.zeros(24, int), np.zeros(24, int), updates(24))
+    released = plan.release(charged(plan), contributions, Streams(), 1)
+    np.testing.assert_array_equal(released.divisors, [8, 8, 8])
+    assert released.cohort == 24
+
+
+def charged(plan, number=1):
+    return Ledger(plan.delta, accountant="rdp").charge_round(number, plan.round_event(number))
+
+
+# ---- rounds without a release -----------------------------------------------------------------------------
+
+
+def test_too_few_survivors_release_nothing_and_use_the_permit():
+    plan = make(dropout=0.3)
+    contributions = plan.contributions(SIZE)
+    contributions.add_rows(np.zeros(20, int), np.zeros(20, int), updates(20))
+    permit = charged(plan)
+    with pytest.raises(NothingReleasedError, match="20 clients are left of the 21"):
+        plan.release(permit, contributions, Streams(), 1)
+    contributions.add(0, 0, 0, updates(1)[0])
+    with pytest.raises(LedgerError, match="already used"):
+        plan.release(permit, contributions, Streams(), 1)
+    plan.release(charged(plan), contributions, Streams(), 1)
+
+
+@pytest.mark.parametrize(
+    ("position", "amount", "problem"), [(0, 200 * STEPS, "norm"), (-2, 60 * STEPS, "do not add up to 30 clients")]
+)
+def test_an_impossible_sum_releases_nothing(position, amount, problem):
+    plan = make()
+    total = sum(plan.encode(row, 0, 0) for row in updates(30))
+    honest, wrong = plan.contributions(SIZE), plan.contributions(SIZE)
+    honest.add_vectors(total, 30)
+    plan.release(charged(plan), honest, Streams(), 1)
+    total[position] += amount
+    wrong.add_vectors(total, 30)
+    with pytest.raises(NothingReleasedError, match=problem):
+        plan.release(charged(plan), wrong, Streams(), 1)
+
+
+def test_evaluations_need_the_clients_too():
+    plan = Secure.calibrated(**NUMBERS, epsilon=8.0, evaluations=1, evaluation_noise=0.05, identifier_share=0.04)
+    ledger = Ledger(plan.delta, accountant="rdp")
+    for many in (21, 30):
+        value = plan.release_evaluation(ledger.charge_round(1, plan.evaluation_event()), [1.0] * many, Streams(), 1)
+        assert abs(value - (0.5 + many / 60)) < 6 * 0.05 * math.sqrt(many / plan.contributors)
+    with pytest.raises(NothingReleasedError, match="20 clients"):
+        plan.release_evaluation(ledger.charge_round(1, plan.evaluation_event()), [1.0] * 20, Streams(), 1)
+    plan = Secure.calibrated_with_histogram(0.1, **NUMBERS, epsilon=8.0, identifier_share=0.04)
+    counts = {client: np.eye(CELLS)[3] * 5 for client in range(30)}
+    permit = plan.charge_histogram(Ledger(plan.delta, accountant="rdp"), 1)
+    histogram = plan.release_histogram(permit, counts, Streams(), 1)
+    exact = Joint.calibrated_with_histogram(0.1, **NUMBERS, epsilon=8.0).release_histogram(
+        Joint.calibrated_with_histogram(0.1, **NUMBERS, epsilon=8.0).charge_histogram(Ledger(1e-4), 1),
+        counts,
+        Streams(),
+        1,
+    )
+    assert np.all(np.abs(histogram.counts - exact.counts) < 7 * (histogram.deviations + exact.deviations)[:, None])
+
+
+# ---- who takes part ---------------------------------------------------------------------------------------
+
+
+def test_slots_take_turns_and_every_client_is_charged_for_its_own():
+    plan = make(clients=50, sampling_rate=0.2, rounds=12)
+    cohorts = [plan.sample(None, number).tolist() for number in range(1, 13)]
+    assert sorted(client for cohort in cohorts[:5] for client in cohort) == list(range(50))
+    assert cohorts[:5] == cohorts[5:10]
+    assert plan.participations(12) == 3
+    assert composed(plan.planned(), "rdp").epsilon(1e-4) == epsilon({Event(1.0, 1.5, "discrete"): 3}, 1e-4, "rdp")
+
+
+def test_its_cost_is_that_of_gaussian_noise_by_rdp_in_every_account():
+    plan = Secure.calibrated(**NUMBERS, epsilon=4.0, identifier_share=0.04)
+    gaussian = epsilon({Event(1.0, plan.noise_multiplier): 6}, plan.delta, "rdp")
+    assert 3.9 < plan.cost() <= 4.0
+    assert plan.cost() == pytest.approx(gaussian, rel=1e-9)
+    assert plan.cost("pld") == plan.cost("rdp")
+    with pytest.raises(PrivacyError, match="poisson and discrete events have different adjacencies"):
+        epsilon({plan.event(): 1, Event(1.0, 1.0): 1}, 1e-5)
+    with pytest.raises(PrivacyError, match="no amplification"):
+        Event(0.5, 1.0, "discrete")
+
+
+def test_the_certificate_follows_from_the_ledger():
+    plan = Secure.calibrated(**{**NUMBERS, "delta": 1e-3}, epsilon=4.0, identifier_share=0.04)
+    ledger = plan.ledger(seed=None)
+    for number in range(1, 7):
+        ledger.charge_round(number, plan.round_event(number), **{"for": "training"})
+    stated = certificate(ledger.header, ledger.charges)
+    assert stated["certified"]
+    assert stated["epsilon"] == stated["epsilon_participation_visible"] == plan.cost("rdp")
+    assert 0.5 < stated["attacker_right"] < 1
+    assert "work with the server" in " ".join(stated["outside"])
+    assert check(ledger.header, ledger.charges, stated) == []
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [
+        ({"dropout": 0.34}, "dropout must be"),
+        ({"corrupt": -1}, "corrupt must be"),
+        ({"corrupt": 21}, "a cohort of 30 clients, of which 21 must stay and corrupt = 21"),
+        ({"corrupt": 13}, "twice those that stay"),
+        ({"clients": 2, "num_clusters": 1, "corrupt": 2}, "a cohort of 2 clients"),
+        ({"clients": 1, "num_clusters": 1}, "a cohort of 1 clients"),
+        ({"sampling_rate": 0.1}, "exceeds the number of rounds, 6"),
+        ({"sampling_rate": 1 / 31, "rounds": 50, "num_clusters": 1}, "exceeds the number of clients, 30"),
+        ({"noise_multiplier": 0.002}, "32 steps"),
+        ({"noise_multiplier": 5000.0}, "integers of 32 bits"),
+        ({"clients": 40_000}, "integers of 32 bits"),
+        ({"clients": 40_000, "sampling_rate": 0.5, "evaluations": 1}, "evaluation-noise"),
+        ({"accountant": "theorem-4.2"}, "accountant of mechanism secure"),
+        ({"rebalance_min": 2, "identifier_share": 0.0}, "require cluster sizes"),
+    ],
+)
+def test_impossible_plans_are_refused(numbers, problem):
+    with pytest.raises(PrivacyError, match=problem):
+        make(**numbers)
+
+
+def test_a_large_federation_takes_turns():
+    assert len(make(clients=40_000, sampling_rate=0.5).members(1)) == 20_000
+
+
+def test_models_that_are_too_large_are_refused_before_a_charge():
+    with pytest.raises(PrivacyError, match=r"3 x 700,000 parameters, more than 2,000,000"):
+        make().contributions(700_000)
+    assert isinstance(make().contributions(600_000), IntegerSums)
