@@ -12,17 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import sklearn
-from sklearn.metrics import (
-    average_precision_score,
-    confusion_matrix,
-    f1_score,
-    log_loss,
-    mean_absolute_error,
-    r2_score,
-    roc_auc_score,
-    roc_curve,
-    root_mean_squared_error,
-)
+from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_curve, root_mean_squared_error
 
 from coterie.results import Performance
 
@@ -79,28 +69,33 @@ def of_classes(
     classes = np.arange(shares.shape[1])
     weights = np.ones(len(labels)) if weights is None else weights
     predicted = decide(shares, threshold)
+    counts = _confusion(labels, predicted, weights, len(classes))
+    sizes, chosen = counts.sum(axis=1), counts.sum(axis=0)
+    present = classes[sizes > 0]
+    recalls = np.divide(counts.diagonal(), sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
+    prior = sizes / sizes.sum()
+    truth = np.eye(len(classes))[labels]
+    nats = -np.log(np.clip(np.take_along_axis(shares, labels[:, None], axis=1)[:, 0], 1e-12, 1.0))
     with _trusted():
-        counts = confusion_matrix(labels, predicted, labels=classes, sample_weight=weights).astype(np.float64)
-        sizes = counts.sum(axis=1)
-        present = classes[sizes > 0]
-        recalls = np.divide(counts.diagonal(), sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
-        prior = sizes / sizes.sum()
-        truth = np.eye(len(classes))[labels]
-        binary = len(classes) == 2
-        return Performance(
-            pooled_accuracy=float(counts.trace() / sizes.sum()),
-            baseline_accuracy=float(prior.max()),
-            balanced_accuracy=float(recalls[present].mean()),
-            macro_f1=float(
-                f1_score(labels, predicted, labels=present, average="macro", sample_weight=weights, zero_division=0.0)
-            ),
-            roc_auc=_area(truth, shares, weights),
-            log_loss=float(log_loss(labels, np.clip(shares, 1e-12, 1.0), labels=classes, sample_weight=weights)),
-            brier=_brier(truth, shares, weights),
-            baseline_brier=_brier(truth, np.broadcast_to(prior, truth.shape), weights),
-            class_recall=tuple(recalls.tolist()) if len(classes) <= _MAX_CURVES else None,
-            **(_of_two(labels, shares[:, 1], weights, recalls) if binary else {}),
-        )
+        of_two = _of_two(labels, shares[:, 1], weights, recalls) if len(classes) == 2 else {}
+    return Performance(
+        pooled_accuracy=float(counts.trace() / sizes.sum()),
+        baseline_accuracy=float(prior.max()),
+        balanced_accuracy=float(recalls[present].mean()),
+        macro_f1=float((2 * counts.diagonal()[present] / (sizes + chosen)[present]).mean()),
+        roc_auc=_area(truth, shares, weights),
+        log_loss=float(np.average(nats, weights=weights)),
+        brier=_brier(truth, shares, weights),
+        baseline_brier=_brier(truth, np.broadcast_to(prior, truth.shape), weights),
+        class_recall=tuple(recalls.tolist()) if len(classes) <= _MAX_CURVES else None,
+        **of_two,
+    )
+
+
+def _confusion(labels: Labels, predicted: Labels, weights: FloatArray, classes: int) -> FloatArray:
+    """Return the (c, c) weight of the records of each true and each predicted class."""
+    cells = labels.astype(np.int64) * classes + predicted
+    return np.bincount(cells, weights, classes**2).astype(np.float64).reshape(classes, classes)
 
 
 def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = None) -> Performance:
@@ -123,13 +118,8 @@ def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = No
     both = (rates > 0) & (rates < 1)
     with _trusted():
         areas, precisions = (
-            np.array(
-                [
-                    score(truth[:, j], shares[:, j], sample_weight=weights) if both[j] else np.nan
-                    for j in range(len(rates))
-                ]
-            )
-            for score in (roc_auc_score, average_precision_score)
+            np.array([score(truth[:, j], shares[:, j], weights) if both[j] else np.nan for j in range(len(rates))])
+            for score in (_area_under, _precision)
         )
         hits = weights @ (predicted & (truth > 0))
         f1 = 2 * hits / np.maximum(weights @ (predicted + truth), 1e-300)
@@ -159,7 +149,7 @@ def _of_two(labels: Labels, scores: FloatArray, weights: FloatArray, recalls: Fl
     if np.isfinite(recalls).all():
         false, true, _ = roc_curve(labels, scores, sample_weight=weights, drop_intermediate=False)
         metrics |= {
-            "average_precision": float(average_precision_score(labels, scores, sample_weight=weights)),
+            "average_precision": _precision(labels, scores, weights),
             "sensitivity": float(recalls[1]),
             "specificity": float(recalls[0]),
             "sensitivity_at_90": float(true[false <= 1 - SPECIFICITY + 1e-9].max()),
@@ -309,12 +299,19 @@ def _area(truth: FloatArray, shares: FloatArray, weights: FloatArray) -> float |
         return None
     several = range(truth.shape[1]) if truth.shape[1] > 2 else [1]
     totals = weights @ truth
-    areas = [
-        roc_auc_score(truth[:, j], shares[:, j], sample_weight=weights)
-        for j in several
-        if 0 < totals[j] < weights.sum()
-    ]
+    areas = [_area_under(truth[:, j], shares[:, j], weights) for j in several if 0 < totals[j] < weights.sum()]
     return float(np.mean(areas)) if areas else None
+
+
+def _area_under(truth: npt.NDArray[Any], scores: FloatArray, weights: FloatArray) -> float:
+    """Return the area under the ROC curve: how often a positive record has the larger score; equal ones count half."""
+    distinct, place = np.unique(scores, return_inverse=True)
+    positive, negative = (np.bincount(place, weights * side, len(distinct)) for side in (truth, 1 - truth))
+    return float(positive @ (np.cumsum(negative) - negative / 2) / (positive.sum() * negative.sum()))
+
+
+def _precision(truth: npt.NDArray[Any], scores: FloatArray, weights: FloatArray) -> float:
+    return float(average_precision_score(truth, scores, sample_weight=weights))
 
 
 def _brier(truth: FloatArray, shares: FloatArray, weights: FloatArray) -> float:

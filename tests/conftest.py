@@ -48,6 +48,7 @@ def data_dir() -> str:
 @pytest.fixture(scope="session")
 def commands_once():
     """Typer's function that makes the commands of an app, which takes longer than most of them; it makes them once."""
+    import flwr.supercore.logger  # noqa: F401 (its handler keeps the standard error of its import: no test's own)
     import typer.main
 
     return functools.cache(typer.main.get_command)

@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from commands import assert_refused
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, brier_score_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    roc_auc_score,
+)
 
 from coterie.inference import InferenceError, load
 from coterie.performance import calibration, decide, intervals, of_classes, of_numbers, probabilities
@@ -56,6 +64,20 @@ def test_metrics_are_those_of_scikit_learn(drawn):
     assert metrics.baseline_accuracy == pytest.approx(1 - labels.mean())
     assert metrics.baseline_brier == pytest.approx(labels.mean() * (1 - labels.mean()))
     assert metrics.class_recall == pytest.approx((metrics.specificity, metrics.sensitivity))
+
+
+def test_weighted_metrics_of_several_classes_are_those_of_scikit_learn():
+    rng = np.random.default_rng(3)
+    labels, shares = rng.integers(0, 3, 200), probabilities(rng.normal(size=(200, 3)).round(1))
+    weights = rng.integers(0, 3, 200).astype(float)
+    metrics, predicted = of_classes(labels, shares, weights), decide(shares)
+    areas = [roc_auc_score(labels == j, shares[:, j], sample_weight=weights) for j in range(3)]
+    assert metrics.roc_auc == pytest.approx(np.mean(areas), rel=1e-12)
+    assert metrics.macro_f1 == pytest.approx(f1_score(labels, predicted, average="macro", sample_weight=weights))
+    assert metrics.log_loss == pytest.approx(log_loss(labels, shares, sample_weight=weights))
+    assert metrics.pooled_accuracy == pytest.approx(accuracy_score(labels, predicted, sample_weight=weights))
+    matrix = confusion_matrix(labels, predicted, sample_weight=weights)
+    assert metrics.class_recall == pytest.approx(tuple(matrix.diagonal() / matrix.sum(axis=1)))
 
 
 def test_a_weight_repeats_a_record(drawn):

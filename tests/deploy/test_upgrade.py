@@ -40,57 +40,71 @@ def variables(package, **more):
     return {"PYTHONPATH": str(package), "PATH": path, "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", **more}
 
 
-def coterie(package, *words, cwd):
-    command = [sys.executable, "-P", "-m", "coterie.cli", *map(str, words)]
+def command(package, *words, cwd):
+    program = [sys.executable, "-P", "-m", "coterie.cli", *map(str, words)]
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | variables(package), capture_output=True, text=True, timeout=200
+        program, cwd=cwd, env=os.environ | variables(package), capture_output=True, text=True, timeout=200
     )
     return done.returncode, done.stdout + done.stderr
+
+
+# Calls the command with each list of words of standard input, in one process.
+CALLS = """
+import json, sys
+from coterie.cli import main
+
+for words in json.load(sys.stdin):
+    sys.argv = ["coterie", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
 
 
 @pytest.fixture(scope="module")
 def runs(old, tmp_path_factory):
     """Folder with a finished run and an unfinished one of version 0.2.0."""
     folder = tmp_path_factory.mktemp("runs")
-    words = ["run", "--clients", 12, "--set", "strategy=fedavg", "--set", "model=linear", "--set", "sampling-rate=0.5"]
-    for name, rounds, more in (("done", 1, []), ("stopped", 2, ["--set", "stop-after=1"])):
-        status, said = coterie(old, *words, "--rounds", rounds, *more, "--out", name, cwd=folder)
-        assert status == 0, said
+    words = ["run", "--clients", "12", "--set", "strategy=fedavg", "--set", "model=linear", "--set"]
+    words += ["sampling-rate=0.5", "--rounds"]
+    calls = [[*words, "1", "--out", "done"], [*words, "2", "--set", "stop-after=1", "--out", "stopped"]]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CALLS],
+        input=json.dumps(calls),
+        cwd=folder,
+        env=os.environ | variables(old),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.parent.name for path in folder.glob("*/ledger.jsonl")} == {"done", "stopped"}
     return folder
 
 
 @pytest.mark.parametrize("name", ["done", "stopped"])
-def test_an_old_run_is_read_and_its_certificate_checked(runs, name):
-    assert coterie(ROOT, "report", name, cwd=runs)[0] == 0
-    status, said = coterie(ROOT, "privacy", "check", name, cwd=runs)
-    assert (status, "the certificate matches the ledger" in said) == (0, True), said
+def test_an_old_run_is_read_and_its_certificate_checked(coterie, runs, name):
+    assert coterie("report", runs / name)[0] == 0
+    status, *said = coterie("privacy", "check", runs / name)
+    assert (status, "the certificate matches the ledger" in "".join(said)) == (0, True), said
     document = json.loads((runs / name / "privacy.json").read_text())
     document["epsilon"] /= 2
     (runs / name / "privacy.json").write_text(json.dumps(document))
-    status, said = coterie(ROOT, "privacy", "check", name, cwd=runs)
-    assert (status, "privacy.json has epsilon" in said) == (1, True), said
+    status, *said = coterie("privacy", "check", runs / name)
+    assert (status, "privacy.json has epsilon" in "".join(said)) == (1, True), said
 
 
-def test_an_old_run_is_continued_by_its_models_and_says_so(runs):
+def test_an_old_run_is_continued_by_its_models_and_says_so(coterie, runs):
     before = (runs / "stopped" / "ledger.jsonl").read_bytes()
-    status, said = coterie(ROOT, "run", "--resume", "--out", "stopped", "--set", "stop-after=0", cwd=runs)
+    status, *said = coterie("run", "--resume", "--out", runs / "stopped", "--set", "stop-after=0")
     assert status == 1
-    assert "was written by another version of Coterie" in said
+    assert "was written by another version of Coterie" in "".join(said)
     assert (runs / "stopped" / "ledger.jsonl").read_bytes() == before
-    words = [
-        "run",
-        "--from",
-        "done",
-        "--clients",
-        12,
-        "--rounds",
-        1,
-        "--set",
-        "strategy=fedavg",
-        "--set",
-        "model=linear",
-    ]
-    status, said = coterie(ROOT, *words, "--set", "sampling-rate=0.5", "--epsilon", 20, "--out", "next", cwd=runs)
+    words = ["--from", runs / "done", "--clients", 12, "--rounds", 1, "--set", "strategy=fedavg"]
+    words += ["--set", "model=linear", "--set", "sampling-rate=0.5", "--epsilon", 20, "--out", runs / "next"]
+    status, *said = coterie("run", *words)
     assert status == 0, said
 
 
@@ -122,7 +136,7 @@ ledger.close()
 @pytest.mark.parametrize("mutual", [False, True], ids=["TLS", "mutual TLS"])
 def test_an_old_client_with_a_new_server(old, tmp_path, monkeypatch, mutual):
     """It trains; where certificates of clients are required, it needs new ones, and its check does not pass."""
-    assert coterie(old, "certs", "pki", "--nodes", 1, "--host", "localhost", cwd=tmp_path)[0] == 0
+    assert command(old, "certs", "pki", "--nodes", 1, "--host", "localhost", cwd=tmp_path)[0] == 0
     pki, home = tmp_path / "pki", tmp_path / "flwr"
     (tmp_path / "data").mkdir()
     home.mkdir()
@@ -147,7 +161,7 @@ def test_an_old_client_with_a_new_server(old, tmp_path, monkeypatch, mutual):
         until(lambda: open_port(control) and open_port(fleet), superlink, log)
         register_nodes("fl", {"client-0": pki / "nodes" / "node-0.pub"})
         if mutual:
-            status, said = coterie(ROOT, *client, "--check", cwd=tmp_path)  # the new client, with the old files
+            status, said = command(ROOT, *client, "--check", cwd=tmp_path)  # the new client, with the old files
             assert (status, "requires a certificate" in said or "rejects the certificate" in said) == (1, True), said
             return
         log = tmp_path / "client.log"
