@@ -48,6 +48,9 @@ _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
 _MASKING, _MASKING_TEST = "coterie/secure/masking.py", "tests/secure/test_masking.py"
+_MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
+_MASKED_STATE, _MASKED_KEYS = "coterie/client/round_state.py", "coterie/client/masking_keys.py"
+_MASKED_HOSTILE = "tests/client/test_hostile_masking.py"
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,139 @@ MUTATIONS = [
         'b"survivors" + round.digest + opened +',
         'b"survivors" + round.digest +',
         f"{_MASKING_TEST}::test_signatures_of_a_round_that_was_opened_twice_do_not_count",
+    ),
+    Mutation(
+        "masking: every client has the same seed in every round",
+        _MASKING,
+        "    seed: bytes = field(default_factory=lambda: secrets.token_bytes(",
+        "    seed: bytes = field(default_factory=lambda: bytes(",
+        f"{_MASKING_TEST}::test_seeds_and_keys_are_new_at_every_opening_even_of_one_round",
+    ),
+    Mutation(
+        "masking: masks with reused keys",
+        _MASKING,
+        "key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(",
+        "key_seed: bytes = field(default_factory=lambda: bytes(",
+        f"{_MASKING_TEST}::test_seeds_and_keys_are_new_at_every_opening_even_of_one_round",
+    ),
+    Mutation(
+        "masked client: the noise is missing",
+        _MASKED,
+        "vector += discrete_gaussian(rng, plan.noise_steps, len(vector))",
+        "vector += 0",
+        f"{_MASKED_TEST}::test_the_noise_has_the_deviation_of_the_plan_and_is_never_the_same",
+    ),
+    Mutation(
+        "masked client: noise from a seeded generator",
+        _MASKED,
+        "seed = None if self.client.deployed else cohort.config.seed",
+        "seed = cohort.config.seed",
+        f"{_MASKED_TEST}::test_a_seed_of_the_server_does_not_give_the_noise",
+    ),
+    Mutation(
+        "masked client: nothing is charged",
+        _MASKED,
+        "        self._charge(plan, cohort)\n",
+        "",
+        f"{_MASKED_TEST}::test_the_sum_is_that_of_the_survivors_whoever_drops_out",
+    ),
+    Mutation(
+        "masked client: charges of records and of clients are added up",
+        "coterie/client/budget.py",
+        "if len({event.sampler for event in (*ledger.events, *events)}) > 1:",
+        "if False:",
+        f"{_MASKED_HOSTILE}::test_records_and_clients_are_not_added_up_in_one_budget",
+    ),
+    Mutation(
+        "masked client: min-cohort is ignored",
+        _MASKED,
+        "if len(cohort) < least:",
+        "if False:",
+        f"{_MASKED_HOSTILE}::test_min_cohort_is_ten_unless_the_owner_states_another",
+    ),
+    Mutation(
+        "masked client: any cohort will do",
+        _MASKED,
+        "if cohort != tuple(",
+        "if False and cohort != tuple(",
+        f"{_MASKED_HOSTILE}::test_cohorts_and_plans_that_are_too_weak_are_refused",
+    ),
+    Mutation(
+        "masked client: an error of training leaves",
+        _MASKED,
+        "            if not self.client.deployed:",
+        "            if True:",
+        f"{_MASKED_TEST}::test_what_fails_in_training_is_a_vector_of_zeros_and_no_error",
+    ),
+    Mutation(
+        "masked client: more contributions than the plan has",
+        _MASKED,
+        ">= most:",
+        ">= most + 9:",
+        f"{_MASKED_HOSTILE}::test_the_same_round_again_is_a_contribution_and_the_plan_has_three",
+    ),
+    Mutation(
+        "masked client: another message for a step is answered",
+        _MASKED,
+        "        if step < len(made := state.answers(half.id)):",
+        "        if step < len(made := state.answers(half.id)) and made[step].digest == asked:",
+        f"{_MASKED_HOSTILE}::test_a_round_that_is_open_is_not_opened_again",
+    ),
+    Mutation(
+        "masked client: an answer leaves before it is kept",
+        _MASKED,
+        "        self.state.go_on(masking.to_bytes(), Answer(asked, _serialised(reply)))",
+        "        pass",
+        f"{_MASKED_TEST}::test_repeated_messages_get_the_same_reply_at_every_time",
+    ),
+    Mutation(
+        "masked client: the state is not deleted",
+        _MASKED_STATE,
+        "        self._secret.unlink(missing_ok=True)",
+        "        pass",
+        f"{_MASKED_TEST}::test_secrets_are_gone_before_the_last_reply_leaves",
+    ),
+    Mutation(
+        "masked client: secrets stay after a crash",
+        _MASKED_STATE,
+        "if self.open is not None and self.is_over(self.open.id):",
+        "if False:",
+        f"{_MASKED_TEST}::test_secrets_that_a_crash_has_left_are_removed_with_the_next_message",
+    ),
+    Mutation(
+        "masked client: a round that is over is opened again",
+        _MASKED,
+        "if self.state.is_over(self.id) or",
+        "if",
+        f"{_MASKED_TEST}::test_three_rounds_in_a_row_and_a_round_that_was_given_up",
+    ),
+    Mutation(
+        "masked client: keys that the roster does not have",
+        _MASKED_KEYS,
+        "if not keys.nodes.vouches(client, signed):",
+        "if False:",
+        f"{_MASKED_HOSTILE}::test_keys_that_the_roster_does_not_have_are_refused",
+    ),
+    Mutation(
+        "masked client: keys of any node of the roster",
+        _MASKED_KEYS,
+        "if self.roster.member(fingerprint(pem)).client != client:",
+        "if self.roster.member(fingerprint(pem)).client is None:",
+        f"{_MASKED_HOSTILE}::test_keys_that_the_roster_does_not_have_are_refused",
+    ),
+    Mutation(
+        "masked client: keys that no node has signed",
+        _MASKED_KEYS,
+        "            key.verify(signed.signature, _keys_said(client, signed.public), ec.ECDSA(hashes.SHA384()))\n",
+        "",
+        f"{_MASKED_HOSTILE}::test_keys_that_the_roster_does_not_have_are_refused",
+    ),
+    Mutation(
+        "masked client: what others say in a round is not verified",
+        _MASKED_KEYS,
+        "        Ed25519PublicKey.from_public_bytes(signing).verify(signature, _PURPOSE + content)\n",
+        "        pass\n",
+        f"{_MASKED_HOSTILE}::test_shares_do_not_leave_without_signatures",
     ),
     Mutation(
         "masking: rounding lets a vector exceed the norm",

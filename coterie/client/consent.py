@@ -15,7 +15,7 @@ from coterie.deploy.node import NodeConfig
 
 if TYPE_CHECKING:
     from coterie.deploy.run_request import RunRequest
-    from coterie.privacy import RecordPlan
+    from coterie.privacy import Guarantee
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Consent:
         strategy: str | None,
         round: int,
         releases: Collection[str],
-        plan: RecordPlan | None,
+        plan: Guarantee | None,
     ) -> str:
         """Return why a request of a server is refused; empty if a submitter among ``allowed`` has signed its terms.
 
@@ -70,7 +70,7 @@ class Consent:
             strategy: the method, as the server names it.
             round: number of the round.
             releases: what the reply would hold.
-            plan: the client's record-level plan; None without one.
+            plan: the client's record-level plan, or that of masked rounds; None without one.
         """
         if self.request is None:
             return self.problem

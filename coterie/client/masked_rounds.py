@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -31,7 +32,7 @@ from coterie.client.masking_keys import MaskingKeys, check_keys, is_signed
 from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
-from coterie.privacy import PLANS, PrivacyError, Streams
+from coterie.privacy import PrivacyError, Secure, Streams
 from coterie.secure import MaskedRound, MaskingClient, SecureError, discrete_gaussian, to_modulus
 from coterie.secure.integers import STEPS, Integers
 from coterie.wire import RequestError, digest
@@ -197,7 +198,7 @@ class _Half:
         boxes = {client: key.box for client, key in signed.items()}
         return MaskingClient(round, number, keys.box, boxes, keys.sign, verify)
 
-    def _accepted(self, request: OpenRequest, plan: Any) -> MaskedRound:
+    def _accepted(self, request: OpenRequest, plan: Secure) -> MaskedRound:
         """Return what all parties must agree on, if it protects this client.
 
         Raises:
@@ -241,7 +242,7 @@ class _Half:
         vector += discrete_gaussian(rng, plan.noise_steps, len(vector))
         return masking.masked(to_modulus(vector))
 
-    def _charge(self, plan: Any, cohort: Cohort) -> None:
+    def _charge(self, plan: Secure, cohort: Cohort) -> None:
         """Charge one contribution, before data are read.
 
         Raises:
@@ -266,13 +267,13 @@ class _Half:
             **details,
         )
 
-    def _contribution(self, plan: Any, cohort: Cohort) -> Integers:
+    def _contribution(self, plan: Secure, cohort: Cohort) -> Integers:
         """Return the client's vector without noise: zeros in the updates, and a label, if training fails.
 
         An error would reveal something about the data.
         """
         label = redrawn = 0
-        update = np.zeros(cohort.layout.size, np.float32)
+        update: npt.NDArray[Any] = np.zeros(cohort.layout.size, np.float32)
         try:
             labels, redrawn_labels, updates = train_without_dp(cohort)
             label, redrawn = int(labels[0]), int(redrawn_labels[0])
@@ -282,11 +283,11 @@ class _Half:
             if not self.client.deployed:
                 raise
             log(ERROR, "client %s: training failed, and it contributes zeros: %s", self.client.client_id, error)
-        vector: Integers = np.array(plan.encode(update, label, redrawn, self.opened.shared), np.int64)
+        vector: Integers = plan.of_round(self.id.number).encode(update, label, redrawn, self.opened.shared)
         return vector
 
 
-def read_plan(text: str) -> Any:
+def read_plan(text: str) -> Secure:
     """Return the plan of a masked round that another machine describes: all terms but those that have a default.
 
     Raises:
@@ -294,12 +295,11 @@ def read_plan(text: str) -> Any:
     """
     try:
         terms = json.loads(text)
-        plan_class = PLANS[terms.pop("mechanism")]
-        hints, of_class = get_type_hints(plan_class), {field.name: field for field in fields(plan_class)}
+        hints, of_class = get_type_hints(Secure), {field.name: field for field in fields(Secure)}
         needed = {name for name, field in of_class.items() if field.default is MISSING}
-        if not hasattr(plan_class, "encode") or not needed <= terms.keys() <= of_class.keys():
-            raise PrivacyError("its terms are not those of a mechanism with masked updates")
-        plan = plan_class(**{name: _term(value, hints[name]) for name, value in terms.items()})
+        if terms.pop("mechanism", None) != Secure.mechanism or not needed <= terms.keys() <= of_class.keys():
+            raise PrivacyError(f"its terms are not those of mechanism {Secure.mechanism}")
+        plan = Secure(**{name: _term(value, hints[name]) for name, value in terms.items()})
         if plan.epsilon not in EPSILON or not plan.clients <= _MOST_CLIENTS:
             raise PrivacyError(f"epsilon must be in {EPSILON}, and clients at most {_MOST_CLIENTS:,}")
         return plan

@@ -1,0 +1,125 @@
+"""Kills a client's process by SIGKILL while it answers the steps of masked rounds; run by test_masked_kills.py.
+
+``python masked_driver.py FOLDER KILLS`` prints a summary as JSON, and fails if a client answers a step with two
+different replies, if an answered training is not charged, or if a sum is wrong.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from masked_sites import Server, Sites, plan_of
+
+from coterie.client.state import ClientError
+from coterie.deploy.certificates import create
+from coterie.secure import MaskingClient
+from coterie.wire.masked import read_masked, read_opening, read_shares, read_signature
+from coterie.wire.messages import CONFIG
+
+STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
+READ = dict(zip(STEPS, (read_opening, read_masked, read_signature, read_shares), strict=True))
+VICTIM, ROUNDS = 0, 1000
+REFUSED = b"refused"
+
+
+def asked_in_a_process(sites, step, content, seconds=None):
+    """Return the bytes of a reply, or None from a process that was killed before it replied."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        try:
+            reply = recorddict_to_proto(sites.ask(VICTIM, step, content)).SerializeToString()
+        except ClientError:
+            reply = REFUSED
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(len(reply).to_bytes(8, "big") + reply)
+        os._exit(0)
+    os.close(write)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said[8:] if len(said) > 8 and len(said) == 8 + int.from_bytes(said[:8], "big") else None
+
+
+def contents(server):
+    """The message of every step, and another one for the same step."""
+
+    def other(content):
+        content.config_records[CONFIG]["lr"] = 0.5
+        return content
+
+    signers = dict(list(server.signatures.items())[:-1])
+    return {
+        "train.open": lambda: (server.open_content(), other(server.open_content())),
+        "train.masked": lambda: (server.train_content(VICTIM), other(server.train_content(VICTIM))),
+        "train.survivors": lambda: (server.survivors_content(), server.survivors_content(sorted(server.vectors)[:-1])),
+        "train.unmask": lambda: (server.unmask_content(), server.unmask_content(signers)),
+    }
+
+
+def play(sites, plan, number, folder, rng, seconds, left):
+    """One round, whose victim is killed in every step while ``left`` kills are due; returns their number."""
+    server, kills = Server(sites, plan, number), 0
+    others = [client for client in server.cohort if client != VICTIM]
+    run = dict(zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True))
+    into = dict(zip(STEPS, (server.openings, server.vectors, server.signatures, server.shares), strict=True))
+    for step in STEPS:
+        before = len(sites.charges(VICTIM))
+        run[step](others)
+        message, other = contents(server)[step]()
+        began, replies, due = time.monotonic(), [], left > kills
+        limit = rng.uniform(0, seconds[step]) if due and step in seconds else None
+        first = asked_in_a_process(sites, step, message, limit)
+        if limit is None:
+            seconds.setdefault(step, time.monotonic() - began)
+        kills += first is None
+        later = [asked_in_a_process(sites, step, content) for content in (other, message, message)]
+        replies = {reply for reply in (first, *later) if reply not in (None, REFUSED)}
+        assert len(replies) == 1, (step, len(replies))
+        if step == "train.masked":
+            assert len(sites.charges(VICTIM)) > before
+        if step == "train.survivors" and first is None and later[0] != REFUSED:
+            return kills  # it has signed another list, and does nothing more in this round
+        content = recorddict_from_proto(ProtoRecordDict.FromString(replies.pop()))
+        into[step][VICTIM] = READ[step](content, client_id=VICTIM, round=server.round)
+    hidden = [np.load(folder / f"hidden-{client}.npy") for client in server.vectors]
+    np.testing.assert_array_equal(server.total(), np.sum(hidden, axis=0, dtype=np.uint64).astype(np.uint32))
+    assert not sites.state(VICTIM, "open-round").exists()
+    return kills
+
+
+def main(folder, kills):
+    """Play rounds until so many processes are killed."""
+    torch.set_num_threads(1)
+    original = MaskingClient.masked
+
+    def masked(self, vector):
+        np.save(folder / f"hidden-{self.client}.npy", vector)
+        return original(self, vector)
+
+    MaskingClient.masked = masked
+    pki = create(folder / "pki", 6, ["superlink"]).folder
+    sites, plan = Sites(folder, pki, 6), plan_of(6, rounds=ROUNDS, epsilon=1e4)
+    rng, seconds, made, number = random.Random(0), {}, 0, 0
+    while made < kills:
+        number += 1
+        made += play(sites, plan, number, folder, rng, seconds, kills - made)
+    charges = sites.charges(VICTIM)
+    answered = len({tuple(charge["masked"]) for charge in charges})
+    print(json.dumps({"kills": made, "rounds": number, "charges": len(charges), "charged_rounds": answered}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,628 @@
+"""A hostile server in a masked round, against the ClientApp of a deployed client.
+
+Every attack is one message at one step. It is refused before data are read and before anything is charged, and leaves
+no trace in the client's state: afterwards the honest round goes on, and its sum is exact.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import ConfigRecord, RecordDict
+from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
+
+from coterie.client import masked_rounds
+from coterie.client.masking_keys import MaskingKeys, simulated_keys
+from coterie.deploy.certificates import add_submitter, create
+from coterie.deploy.node import NodeConfig
+from coterie.deploy.run_request import RunRequest
+from coterie.deploy.signatures import read_private_key
+from coterie.privacy import ClientLedger, Event
+from coterie.secure import MaskingClient
+from coterie.wire.masked import opened_fields, read_opening
+from coterie.wire.messages import CONFIG, MODELS, pack_models
+
+CLIENTS, VICTIM = 10, 4
+STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    return create(tmp_path_factory.mktemp("hostile") / "pki", CLIENTS + 1, ["superlink"]).folder
+
+
+@pytest.fixture(scope="module")
+def other_pki(tmp_path_factory):
+    """Keys of an authority that the clients do not know."""
+    return create(tmp_path_factory.mktemp("other") / "pki", CLIENTS, ["superlink"]).folder
+
+
+@pytest.fixture(scope="module")
+def pki_with_alice(pki, tmp_path_factory):
+    folder = shutil.copytree(pki, tmp_path_factory.mktemp("alice") / "pki")
+    add_submitter(folder, "alice")
+    return folder
+
+
+class Stage:
+    """Ten sites, and the server's side up to a step that the victim has not answered."""
+
+    def __init__(self, path, pki, step):
+        self.sites = Sites(path, pki, CLIENTS)
+        self.server = Server(self.sites, plan_of(CLIENTS))
+        for name, run in self.steps()[: STEPS.index(step)]:
+            assert name != step
+            run()
+        self.step = step
+
+    def steps(self):
+        server = self.server
+        return list(zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True))
+
+    def finish(self):
+        """Go on honestly, and return the sum."""
+        for _, run in self.steps()[STEPS.index(self.step) :]:
+            run()
+        return self.server.total()
+
+    def kept(self):
+        """What the victim keeps, but for its audit log."""
+        folder = self.sites.state(VICTIM, "rounds").parent
+        kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        return {name: content for name, content in kept.items() if not name.endswith((".audit.jsonl", ".lock"))}
+
+
+@pytest.fixture(scope="module")
+def stages(pki, tmp_path_factory):
+    made = {}
+
+    def stage(step):
+        if step not in made:
+            made[step] = Stage(tmp_path_factory.mktemp("stage"), pki, step)
+        return made[step]
+
+    return stage
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Trainings of clients."""
+    calls = []
+
+    def counted(cohort):
+        calls.append(cohort)
+        return original(cohort)
+
+    original = masked_rounds.train_without_dp
+    monkeypatch.setattr(masked_rounds, "train_without_dp", counted)
+    return calls
+
+
+def refused(stage, content, trained, step=None):
+    """Return why the victim refuses a message, having checked that nothing has changed."""
+    before, charges = stage.kept(), len(stage.sites.charges(VICTIM))
+    trained.clear()
+    text = stage.sites.refusal(VICTIM, step or stage.step, content)
+    assert stage.kept() == before
+    assert len(stage.sites.charges(VICTIM)) == charges
+    assert trained == []
+    entry = stage.sites.log(VICTIM)[-1]
+    assert (entry["decision"], entry["type"]) == ("refused", step or stage.step)
+    return text
+
+
+# ---- step 1: the cohort, its keys, and the plan ----------------------------------------------------------------------
+
+
+def terms(server, **changes):
+    """The plan with changes; ``...`` leaves a term out."""
+    changed = {**server.plan.terms(), **changes}
+    return {"plan": json.dumps({name: value for name, value in changed.items() if value is not ...})}
+
+
+def keys_of(keys, cohort):
+    """The fields of a request with a cohort."""
+    listed = [keys[client] for client in cohort]
+    return {
+        "cohort": tuple(cohort),
+        "node_keys": tuple(key.node for key in listed),
+        "public_keys": tuple(key.public for key in listed),
+        "key_signatures": tuple(key.signature for key in listed),
+    }
+
+
+def only(server, cohort):
+    return keys_of(server.keys, cohort)
+
+
+def with_key(server, client, key):
+    """The cohort, with another key of one client."""
+    return keys_of({**server.keys, client: key}, server.cohort)
+
+
+def stranger(client, other_pki, tmp_path):
+    """A key of a client, signed by a node that the roster does not have."""
+    node = NodeConfig(
+        client_id=client,
+        state_dir=str(tmp_path / "stranger"),
+        roster=str(other_pki / "roster.json"),
+        key=str(other_pki / "nodes" / f"node-{client}.key"),
+    )
+    return MaskingKeys.of(node).signed
+
+
+OTHER = X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+
+def sybils(server, other_pki, tmp_path):
+    """One real client and others that the server simulates."""
+    keys = {client: stranger(client, other_pki, tmp_path) for client in server.cohort if client != VICTIM}
+    return keys_of({**server.keys, **keys}, server.cohort)
+
+
+def changed_key(server, client, **changes):
+    return with_key(server, client, replace(server.keys[client], **changes))
+
+
+KEY_ATTACKS = {
+    "nine clients that the server simulates": sybils,
+    "a man in the middle of one client": lambda s, *paths: with_key(s, 7, stranger(7, *paths)),
+    "a box key that its node has not signed": lambda s, *_: changed_key(s, 7, public=OTHER + s.keys[7].signing),
+    "a signing key that its node has not signed": lambda s, *_: changed_key(s, 7, public=s.keys[7].box + OTHER),
+    "keys of another length": lambda s, *_: changed_key(s, 7, public=s.keys[7].box),
+    "the keys of another client": lambda s, *_: with_key(s, 7, s.keys[8]),
+    "the keys of another client, as if of its node": lambda s, *_: changed_key(s, 7, public=s.keys[8].public),
+    "the keys of another client and its signature": lambda s, *_: with_key(
+        s, 7, replace(s.keys[8], node=s.keys[7].node)
+    ),
+    "no signature": lambda s, *_: changed_key(s, 7, signature=b""),
+    "no node": lambda s, *_: changed_key(s, 7, node=b""),
+    "a node that is no key": lambda s, *_: changed_key(s, 7, node=b"\x30" * 120),
+    "other keys of the victim": lambda s, *_: changed_key(s, VICTIM, public=OTHER + OTHER),
+    "earlier keys of the victim": lambda s, pki, path: with_key(s, VICTIM, earlier_keys(s, path)),
+    "a simulated client's keys": lambda s, *_: with_key(s, 7, simulated_keys([7])[7].signed),
+}
+
+
+def earlier_keys(server, tmp_path):
+    """Keys that the victim's node has signed in another state folder."""
+    node = {**server.sites.nodes[VICTIM], "state-dir": str(tmp_path / "earlier")}
+    return MaskingKeys.of(NodeConfig.from_record(node)).signed
+
+
+OPEN_ATTACKS = {
+    "a client fewer": (lambda s: only(s, [c for c in s.cohort if c != 9]), "not that of round 1"),
+    "half of the cohort": (lambda s: only(s, s.cohort[:5]), "not that of round 1"),
+    "the victim alone": (lambda s: only(s, [VICTIM]), "not that of round 1"),
+    "a cohort without the victim": (lambda s: only(s, [c for c in s.cohort if c != VICTIM]), "not that of round 1"),
+    "a plan for five clients, in a cohort of five": (
+        lambda s: {**only(s, s.cohort[:5]), **terms(s, clients=5)},
+        "smaller than min-cohort = 6",
+    ),
+    "a plan for three clients": (lambda s: {**only(s, (2, 3, 4)), **terms(s, clients=3)}, ""),
+    "slots in which the victim is not": (lambda s: {**terms(s, sampling_rate=0.5)}, "not that of round 1"),
+    "round 4 of 3": (lambda s: {"round": 4}, "none of the plan's 3"),
+    "a large dropout": (lambda s: terms(s, dropout=0.5), "dropout"),
+    "a negative dropout": (lambda s: terms(s, dropout=-1.0), "dropout"),
+    "many corrupt clients": (lambda s: terms(s, corrupt=5), "corrupt"),
+    "a negative number of corrupt clients": (lambda s: terms(s, corrupt=-5), "corrupt"),
+    "no noise": (lambda s: terms(s, noise_multiplier=0.0), ""),
+    "noise that rounds to nothing": (lambda s: terms(s, noise_multiplier=1e-4), ""),
+    "negative noise": (lambda s: terms(s, noise_multiplier=-1.0), ""),
+    "noise of NaN": (lambda s: terms(s, noise_multiplier=math.nan), ""),
+    "infinite noise": (lambda s: terms(s, noise_multiplier=None), ""),
+    "noise as text": (lambda s: terms(s, noise_multiplier="1"), "malformed"),
+    "no epsilon": (lambda s: terms(s, epsilon=0.0), "epsilon"),
+    "infinite epsilon": (lambda s: terms(s, epsilon=None), "epsilon"),
+    "epsilon of NaN": (lambda s: terms(s, epsilon=math.nan), "epsilon"),
+    "delta 1": (lambda s: terms(s, delta=1.0), "delta"),
+    "another mechanism": (lambda s: terms(s, mechanism="joint"), "terms are not those"),
+    "an unknown mechanism": (lambda s: terms(s, mechanism="nothing"), "terms are not those"),
+    "a mechanism that is no text": (lambda s: terms(s, mechanism=["secure"]), "terms are not those"),
+    "a plan without noise": (lambda s: terms(s, noise_multiplier=...), "terms are not those"),
+    "a plan with a further term": (lambda s: terms(s, secret=1), "terms are not those"),
+    "no JSON": (lambda s: {"plan": "]"}, "malformed"),
+    "deep JSON": (lambda s: {"plan": "[" * 10_000}, "malformed"),
+    "a list": (lambda s: {"plan": "[]"}, "malformed"),
+    "a billion clients": (lambda s: terms(s, clients=10**9), ""),
+    "a tiny rate": (lambda s: terms(s, sampling_rate=5e-324), ""),
+    "a wide model": (lambda s: {"parameters": 2**22}, ""),
+    "clusters beyond the clients": (lambda s: terms(s, num_clusters=10**6), ""),
+    "a clipping norm of NaN": (lambda s: terms(s, clip_norm=math.nan), ""),
+    "a share of the counts above 1": (lambda s: terms(s, identifier_share=1.5), ""),
+}
+
+
+@pytest.mark.parametrize("name", KEY_ATTACKS)
+def test_keys_that_the_roster_does_not_have_are_refused(stages, trained, other_pki, tmp_path, name):
+    stage = stages("train.open")
+    content = stage.server.open_content(**KEY_ATTACKS[name](stage.server, other_pki, tmp_path))
+    reason = "other keys of this client" if "earlier" in name else "does not vouch for the keys of client"
+    assert reason in refused(stage, content, trained)
+
+
+@pytest.mark.parametrize("name", OPEN_ATTACKS)
+def test_cohorts_and_plans_that_are_too_weak_are_refused(stages, trained, name):
+    change, reason = OPEN_ATTACKS[name]
+    stage = stages("train.open")
+    assert reason in refused(stage, stage.server.open_content(**change(stage.server)), trained)
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_no_step_comes_before_the_first(stages, trained, step):
+    stage = stages("train.open")
+    server = stage.server
+    content = {
+        "train.masked": server.train_content(VICTIM),
+        "train.survivors": server.survivors_content(server.cohort),
+        "train.unmask": server.unmask_content(dict.fromkeys(server.cohort, b"signature")),
+    }[step]
+    assert "not the next one" in refused(stage, content, trained, step)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({CONFIG: ConfigRecord({"round": 1})}),
+        RecordDict({MODELS: ConfigRecord({"run": "run"})}),
+        RecordDict({CONFIG: ConfigRecord({"run": 5, "round": 1, "attempt": 0})}),
+    ],
+)
+@pytest.mark.parametrize("step", STEPS)
+def test_messages_without_their_fields_are_refused(stages, trained, step, content):
+    refused(stages("train.open"), content, trained, step)
+
+
+# ---- step 2: openings, models, and what the client pays --------------------------------------------------------------
+
+
+def changed(server, client, **changes):
+    """The openings, with one changed."""
+    openings = {**server.openings, client: replace(server.openings[client], **changes)}
+    return opened_fields(openings, VICTIM)
+
+
+def some(server, clients):
+    return opened_fields({client: server.openings[client] for client in clients}, VICTIM)
+
+
+def other_opening(stage):
+    """An opening of client 7 for another round."""
+    keys = MaskingKeys.of(NodeConfig.from_record(stage.sites.nodes[7]))
+    boxes = {client: key.box for client, key in stage.server.keys.items()}
+    round = replace(stage.server.round, attempt=9)
+    return MaskingClient(round, 7, keys.box, boxes, keys.sign, lambda *_: True).open()
+
+
+OPENING_ATTACKS = {
+    "a public key of the server": (lambda s, _: changed(s, 7, public=OTHER), "client 7 is not signed"),
+    "another commitment": (lambda s, _: changed(s, 7, commitment=bytes(32)), "client 7 is not signed"),
+    "no signature": (lambda s, _: changed(s, 7, signature=b""), "client 7 is not signed"),
+    "the opening of another client": (
+        lambda s, _: opened_fields({**s.openings, 7: s.openings[8]}, VICTIM),
+        "client 7 is not signed",
+    ),
+    "an opening of another attempt": (
+        lambda s, stage: opened_fields({**s.openings, 7: other_opening(stage)}, VICTIM),
+        "client 7 is not signed",
+    ),
+    "another opening of the victim": (lambda s, _: changed(s, VICTIM, public=OTHER), "of this client is missing"),
+    "openings without the victim's": (
+        lambda s, _: some(s, [client for client in s.cohort if client != VICTIM]),
+        "of this client is missing",
+    ),
+    "too few openings": (lambda s, _: some(s, s.cohort[:6]), "at least 7 clients"),
+    "the victim's alone": (lambda s, _: some(s, [VICTIM]), "at least 7 clients"),
+    "a stranger's opening": (
+        lambda s, _: opened_fields({**s.openings, 10: s.openings[7]}, VICTIM),
+        "increasing, known",
+    ),
+    "no box": (lambda s, _: changed(s, 7, boxes={}), "cannot be opened"),
+    "a box for another client": (
+        lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[8]}),
+        "cannot be opened",
+    ),
+    "a changed box": (
+        lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[VICTIM][:-1] + b"x"}),
+        "cannot be opened",
+    ),
+    "another round": (lambda s, _: {"round": 2}, "not the next one"),
+    "another attempt": (lambda s, _: {"attempt": 1}, "not the next one"),
+    "another run": (lambda s, _: {"run": "another"}, "not the next one"),
+    "a cluster that the plan does not have": (lambda s, _: {"cluster": CLUSTERS}, "clusters"),
+    "a cluster with all models": (lambda s, _: {"cluster": 0}, "clusters"),
+    "a redraw matrix of another size": (lambda s, _: {"redraw": (1.0,)}, "redraw has 1"),
+}
+
+
+@pytest.mark.parametrize("name", OPENING_ATTACKS)
+def test_openings_that_are_not_those_of_the_round_are_refused(stages, trained, name):
+    change, reason = OPENING_ATTACKS[name]
+    stage = stages("train.masked")
+    assert reason in refused(stage, stage.server.train_content(VICTIM, **change(stage.server, stage)), trained)
+
+
+MODEL_ATTACKS = {
+    "a model of NaN": {"models": np.full_like(MODELS_SENT, np.nan)},
+    "more models than clusters": {"models": np.zeros((CLUSTERS + 1, LAYOUT.size), np.float32)},
+    "plans at record level": {"config": {"record-plans": "[]"}},
+    "code of the server": {"config": {"dataset": "os:system"}},
+    "another shape": {"config": {"input-shape": "1x5x5"}},
+    "more classes": {"config": {"num-classes": 10}},
+}
+
+
+@pytest.mark.parametrize("name", MODEL_ATTACKS)
+def test_models_and_configurations_that_are_refused(stages, trained, name):
+    stage = stages("train.masked")
+    refused(stage, stage.server.train_content(VICTIM, **MODEL_ATTACKS[name]), trained)
+
+
+def test_a_model_of_another_size_than_in_step_1_is_refused(stages, trained):
+    stage = stages("train.masked")
+    content = stage.server.train_content(VICTIM)
+    layout = type(LAYOUT)(("output.weight",), ((2, 16),))
+    content = RecordDict({**content, MODELS: pack_models(np.zeros((CLUSTERS, 32), np.float32), layout)})
+    assert "32 parameters, not 34" in refused(stage, content, trained)
+
+
+def test_a_round_that_is_open_is_not_opened_again(stages, trained):
+    stage = stages("train.masked")
+    server = stage.server
+    again = server.open_content()
+    again.config_records[CONFIG]["lr"] = 0.5
+    assert "another message for step 1" in refused(stage, again, trained, "train.open")
+
+
+# ---- steps 3 and 4: survivors ----------------------------------------------------------------------------------------
+
+SURVIVORS = {
+    "without the victim": [client for client in range(CLIENTS) if client != VICTIM],
+    "too few": [0, 1, 2, 3, 4, 5],
+    "the victim alone": [VICTIM],
+    "nobody": [],
+    "a stranger": [*range(CLIENTS), CLIENTS],
+}
+
+
+@pytest.mark.parametrize("name", SURVIVORS)
+def test_lists_of_survivors_that_are_not_signed(stages, trained, name):
+    stage = stages("train.survivors")
+    refused(stage, stage.server.survivors_content(SURVIVORS[name]), trained)
+
+
+def test_vectors_are_not_masked_twice(stages, trained):
+    """Chosen models would give a second vector under the same masks."""
+    stage = stages("train.survivors")
+    content = stage.server.train_content(VICTIM, models=MODELS_SENT + 1)
+    assert "another message for step 2" in refused(stage, content, trained, "train.masked")
+
+
+def test_a_second_list_of_survivors_is_not_signed(stages, trained):
+    stage = stages("train.unmask")
+    content = stage.server.survivors_content([client for client in range(CLIENTS) if client != 9])
+    assert "another message for step 3" in refused(stage, content, trained, "train.survivors")
+
+
+def forged(server, kept):
+    """Signatures of which the first ones are genuine."""
+    return {client: server.signatures[client] if client < kept else server.signatures[0] for client in range(CLIENTS)}
+
+
+SIGNATURES = {
+    "none": lambda s: {},
+    "too few": lambda s: {client: s.signatures[client] for client in range(6)},
+    "six and four forged": lambda s: forged(s, 6),
+    "of the victim alone": lambda s: {VICTIM: s.signatures[VICTIM]},
+    "empty ones": lambda s: dict.fromkeys(range(CLIENTS), b""),
+    "of openings": lambda s: {client: s.openings[client].signature for client in range(CLIENTS)},
+    "of strangers": lambda s: {client + CLIENTS: s.signatures[client] for client in range(CLIENTS)},
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_shares_do_not_leave_without_signatures(stages, trained, name):
+    stage = stages("train.unmask")
+    assert "of 7 required clients signed" in refused(
+        stage, stage.server.unmask_content(SIGNATURES[name](stage.server)), trained
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_honest_round_goes_on_after_all_attacks(stages, monkeypatch, step):
+    hidden, stage = {}, stages(step)
+    if step in STEPS[:2]:
+        original = MaskingClient.masked
+
+        def masked(self, vector):
+            hidden[self.client] = vector.copy()
+            return original(self, vector)
+
+        monkeypatch.setattr(MaskingClient, "masked", masked)
+    total = stage.finish()
+    assert len(stage.sites.charges(VICTIM)) == 1
+    if hidden:
+        np.testing.assert_array_equal(total, np.sum(list(hidden.values()), axis=0, dtype=np.uint64).astype(np.uint32))
+
+
+# ---- what a client pays, and what its owner allows -------------------------------------------------------------------
+
+
+def test_the_same_round_again_is_a_contribution_and_the_plan_has_three(pki, tmp_path, trained):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6)
+    for attempt in range(4):
+        server = Server(sites, plan, 1, attempt=attempt)
+        server.open()
+        if attempt < 3:
+            server.train()
+    assert "3 contributions of a client" in sites.refusal(2, "train.masked", server.train_content(2))
+    assert len(sites.charges(2)) == 3
+    assert len(trained) == 18
+    assert "was opened before" in sites.refusal(2, "train.open", Server(sites, plan, 1, attempt=1).open_content())
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(2.0, 0), (5.0, 1), (20.0, 3)])
+def test_the_budget_of_a_client_is_not_exceeded(pki, tmp_path, trained, epsilon, rounds):
+    sites, plan = Sites(tmp_path, pki, 6, epsilon=epsilon, delta=1e-4), plan_of(6)
+    for number in (1, 2, 3):
+        server = Server(sites, plan, number)
+        server.open()
+        if number <= rounds:
+            server.train([0])
+        else:
+            assert "exceeds the client's budget" in sites.refusal(0, "train.masked", server.train_content(0))
+    assert len(sites.charges(0)) == len(trained) == rounds
+
+
+def test_a_plan_with_less_noise_than_its_epsilon_is_not_paid(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, replace(plan_of(6), noise_multiplier=0.5))
+    server.open()
+    assert "exceeds the client's budget" in sites.refusal(0, "train.masked", server.train_content(0))
+    assert (sites.charges(0), trained) == ([], [])
+
+
+def test_another_plan_in_a_later_round_is_not_paid(pki, tmp_path, trained):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6)
+    first = Server(sites, plan)
+    first.open()
+    first.train([0])
+    second = Server(sites, plan_of(6, epsilon=30.0), 2)
+    second.open()
+    assert "cannot charge its budget" in sites.refusal(0, "train.masked", second.train_content(0))
+    weaker = Server(sites, replace(plan, noise_multiplier=plan.noise_multiplier / 2), 3)
+    weaker.open()
+    assert "exceeds the client's budget" in sites.refusal(0, "train.masked", weaker.train_content(0))
+    assert len(sites.charges(0)) == 1
+
+
+def test_min_cohort_is_ten_unless_the_owner_states_another(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 9)
+    for node in sites.nodes.values():
+        del node["min-cohort"]
+    server = Server(sites, plan_of(9))
+    assert "9 clients is smaller than min-cohort = 10" in sites.refusal(0, "train.open", server.open_content())
+    sites.nodes[0]["min-cohort"] = 9
+    sites.ask(0, "train.open", server.open_content())
+
+
+def test_the_owner_s_policy_allows_masked_updates(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 6)
+    for client, releases in ((0, "updates"), (1, "masked updates")):
+        (tmp_path / f"{client}.toml").write_text(f'releases = ["{releases}"]')
+        sites.nodes[client]["policy"] = str(tmp_path / f"{client}.toml")
+    server = Server(sites, plan_of(6))
+    assert "release of masked updates is not allowed" in sites.refusal(0, "train.open", server.open_content())
+    server.open([1, 2, 3, 4, 5])
+    server.train([1])
+    del sites.nodes[0]["policy"]
+    server.open([0])
+    sites.nodes[0]["policy"] = str(tmp_path / "0.toml")
+    assert "release of masked updates is not allowed" in sites.refusal(0, "train.masked", server.train_content(0))
+    assert sites.charges(0) == []
+
+
+APP = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"releases": ("updates",)}, "release of masked updates"),
+        ({"epsilon": 4.0}, "for epsilon 4, not 8"),
+        ({"rounds": 2}, "for 2 rounds, not 3"),
+        ({"strategy": "fedavg"}, "for strategy fedavg"),
+        ({"app": "cd" * 32}, "for the app"),
+    ],
+)
+def test_a_submitter_signs_the_terms_of_masked_rounds(
+    pki, pki_with_alice, tmp_path, monkeypatch, trained, changes, reason
+):
+    monkeypatch.setenv("COTERIE_APP_HASH", APP)
+    sites = Sites(tmp_path / "sites", pki_with_alice, 6)
+    (tmp_path / "policy.toml").write_text('submitters = ["alice"]')
+    server = Server(sites, plan_of(6))
+    sites.nodes[0]["policy"] = str(tmp_path / "policy.toml")
+    terms = {"app": APP, "strategy": "ifca", "privacy_unit": "client", "epsilon": 8.0, "delta": 1e-3, "rounds": 3}
+    key = read_private_key(pki_with_alice / "submitters" / "alice.key")
+    text = RunRequest.signed(key, {**terms, "releases": ("masked updates",), **changes}, days=1)
+    content = server.open_content()
+    assert "has no signed request" in sites.refusal(0, "train.open", content)
+    content.config_records[CONFIG]["run-request"] = text
+    if reason:
+        assert reason in sites.refusal(0, "train.open", content)
+        return
+    server.open([1, 2, 3, 4, 5])
+    server.openings[0] = read_opening(sites.ask(0, "train.open", content), client_id=0, round=server.round)
+    assert "has no signed request" in sites.refusal(0, "train.masked", server.train_content(0))
+    sites.ask(0, "train.masked", server.train_content(0, config={"run-request": text}))
+    assert sites.charges(0)[0]["submitter"] == "alice"
+
+
+def test_records_and_clients_are_not_added_up_in_one_budget(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
+    path = sites.path / "site-0" / "data" / ".coterie-budget.jsonl"
+    with contextlib.closing(ClientLedger(1e-4, 20.0, path)) as ledger:
+        ledger.spend(1, {Event(0.5, 2.0): 1})
+    server = Server(sites, plan_of(6))
+    server.open()
+    assert "cannot charge its budget" in sites.refusal(0, "train.masked", server.train_content(0))
+    assert (len(sites.charges(0)), trained) == (1, [])
+
+
+@pytest.mark.parametrize("missing", ["roster", "key", "state-dir"])
+def test_a_client_without_roster_key_or_state_takes_part_in_no_masked_round(pki, tmp_path, missing):
+    sites = Sites(tmp_path, pki, 6)
+    del sites.nodes[0][missing]
+    assert sites.key(0) is None
+    server = Server(sites, plan_of(6), keys=dict.fromkeys(range(6), sites.key(1)))
+    assert "masked updates require a" in sites.refusal(0, "train.open", server.open_content())
+
+
+def test_the_key_of_the_node_is_needed_once(pki, tmp_path):
+    """The processes that train may not have it."""
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    for node in sites.nodes.values():
+        del node["key"]
+    assert sites.key(0) == server.keys[0]
+    for step in (server.open, server.train, server.sign, server.unmask):
+        step()
+    server.total()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"node": "00", "signature": "zz"}'])
+def test_keys_are_signed_again_if_their_signature_is_damaged(pki, tmp_path, damage):
+    sites = Sites(tmp_path, pki, 1)
+    first = sites.key(0)
+    sites.state(0, "masking-key.signed").write_bytes(damage)
+    assert sites.key(0).public == first.public
+    sites.state(0, "masking-key").write_bytes(b"short")
+    assert sites.key(0) is None
+
+
+def test_a_key_that_is_another_client_s_is_of_no_use(pki, tmp_path, caplog):
+    sites = Sites(tmp_path, pki, 6)
+    sites.nodes[0]["key"] = sites.nodes[1]["key"]
+    assert sites.key(0) is None
+    assert "node-1.key is of client 0" in caplog.text
+    server = Server(sites, plan_of(6), keys=dict.fromkeys(range(6), sites.key(1)))
+    assert "masked updates require a" in sites.refusal(0, "train.open", server.open_content())
+
+
+def test_no_request_of_another_kind_gives_an_update_unmasked(stages, trained):
+    """The plain request is for servers that the owner trusts: a policy leaves it out."""
+    stage = stages("train.open")
+    policy = stage.sites.path / "policy.toml"
+    policy.write_text('releases = ["masked updates"]')
+    stage.sites.nodes[VICTIM]["policy"] = str(policy)
+    content = RecordDict({MODELS: pack_models(MODELS_SENT, LAYOUT), CONFIG: ConfigRecord({**CONFIGURED, "round": 1})})
+    assert "release of updates is not allowed" in refused(stage, content, trained, "train")
+    del stage.sites.nodes[VICTIM]["policy"]

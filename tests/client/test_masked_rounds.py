@@ -1,0 +1,449 @@
+"""Masked rounds of deployed clients: exact sums whoever drops out, crashes at any point, and no second answer."""
+
+import json
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Server, Sites, plan_of
+
+from coterie.client import masked_rounds
+from coterie.client.handlers import handle
+from coterie.client.identity import Client
+from coterie.client.masking_keys import simulated_keys
+from coterie.client.state import ClientError
+from coterie.deploy.backups import back_up
+from coterie.secure import MaskingClient, discrete_gaussian, to_modulus, unmasked_sum
+from coterie.wire.messages import CONFIG, REPLY, Layout
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    from coterie.deploy.certificates import create
+
+    return create(tmp_path_factory.mktemp("masked") / "pki", 12, ["superlink"]).folder
+
+
+@pytest.fixture
+def hidden(monkeypatch):
+    """What the clients hide: their vectors with noise, by client."""
+    vectors = {}
+
+    def masked(self, vector):
+        vectors[self.client] = vector.copy()
+        return original(self, vector)
+
+    original = MaskingClient.masked
+    monkeypatch.setattr(MaskingClient, "masked", masked)
+    return vectors
+
+
+def plain_sum(vectors):
+    return np.sum(list(vectors), axis=0, dtype=np.uint64).astype(np.uint32)
+
+
+DROPPED = [
+    # clients; those that drop out before steps 1, 2, 3 and 4
+    (10, (), (), (), ()),
+    (10, (3,), (), (), ()),
+    (10, (), (0,), (), ()),
+    (10, (), (9, 2), (), ()),
+    (10, (), (), (5,), ()),
+    (10, (), (), (), (1, 7)),
+    (10, (0,), (4,), (8,), ()),
+    (10, (0,), (), (8,), (9,)),
+    (10, (0,), (4, 5), (), ()),
+    (6, (), (), (), ()),
+    (7, (6,), (), (0,), ()),
+    (8, (1,), (2,), (), ()),
+    (9, (), (8, 0), (), ()),
+]
+
+
+@pytest.mark.parametrize(("clients", "first", "second", "third", "fourth"), DROPPED)
+def test_the_sum_is_that_of_the_survivors_whoever_drops_out(
+    pki, tmp_path, hidden, clients, first, second, third, fourth
+):
+    sites = Sites(tmp_path, pki, clients)
+    server = Server(sites, plan_of(clients))
+    server.open([client for client in server.cohort if client not in first])
+    server.train([client for client in server.openings if client not in second])
+    server.sign([client for client in server.vectors if client not in third])
+    server.unmask([client for client in server.signatures if client not in fourth])
+    np.testing.assert_array_equal(server.total(), plain_sum(hidden[client] for client in server.vectors))
+    for client in range(clients):
+        assert len(sites.charges(client)) == (client in server.vectors)
+        assert sites.state(client, "open-round").exists() == (client in server.openings and client not in server.shares)
+
+
+BOTH = Layout(tuple(f"{part}.{name}" for part in ("global", "cluster") for name in LAYOUT.names), LAYOUT.shapes * 2)
+METHODS = {
+    "ifca": {},
+    "ifca, after the last round with sizes": {"number": 3},
+    "fedavg": {"training": {"cluster": 0}, "models": MODELS_SENT[:1]},
+    "fesem": {"training": {"assign": "nearest", "clip": 1.0}},
+    "fedprox": {"training": {"penalty": "proximal", "penalty_weight": 0.1}},
+    "rr-cluster": {"training": {"redraw": (0.5, 0.5, 0.2, 0.8)}},
+    "rr-cluster, assigned": {"training": {"redraw": (0.5, 0.5, 0.2, 0.8), "rebalance_train": "assigned"}},
+    "fedcam": {
+        "training": {"additive": True},
+        "layout": BOTH,
+        "shared": LAYOUT.size,
+        "models": np.tile(MODELS_SENT, (1, 2)),
+    },
+    "fedper": {
+        "training": {"cluster": 1},
+        "layout": Layout(LAYOUT.names[:1], LAYOUT.shapes[:1]),
+        "models": MODELS_SENT[:1, : LAYOUT.sizes[0]],
+    },
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hidden, monkeypatch, method):
+    """The sum less the noise is that of the clipped updates, which the same clients would have sent."""
+    sites, plan, updates = Sites(tmp_path, pki, 6), plan_of(6, sizes_until=2.0), []
+
+    def trained(cohort):
+        labels, redrawn, moved = original(cohort)
+        updates.append((int(labels[0]), int(redrawn[0]), moved[0]))
+        return labels, redrawn, moved
+
+    def noise(rng, std, size):
+        noises.append(discrete_gaussian(rng, std, size))
+        return noises[-1]
+
+    original, noises = masked_rounds.train_without_dp, []
+    monkeypatch.setattr(masked_rounds, "train_without_dp", trained)
+    monkeypatch.setattr(masked_rounds, "discrete_gaussian", noise)
+    server = Server(sites, plan, **METHODS[method])
+    for step in (server.open, server.train, server.sign, server.unmask):
+        step()
+    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    of_round = plan.of_round(server.number)
+    clean = [of_round.encode(update, label, redrawn, server.shared) for label, redrawn, update in updates]
+    np.testing.assert_array_equal(server.total(), to_modulus(np.sum(clean, axis=0) + np.sum(noises, axis=0)))
+    assert np.abs(np.sum(clean, axis=0)[: CLUSTERS * server.layout.size]).max() > 1000
+
+
+def test_three_rounds_in_a_row_and_a_round_that_was_given_up(pki, tmp_path, hidden):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6)
+    given_up = Server(sites, plan)
+    given_up.open()
+    given_up.train()
+    for number in (2, 3):
+        server = Server(sites, plan, number)
+        for step in (server.open, server.train, server.sign, server.unmask):
+            step()
+        np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    assert [charge["round"] for charge in sites.charges(4)] == [1, 2, 3]
+    assert "none of the plan's 3" in sites.refusal(4, "train.open", Server(sites, plan, 4).open_content())
+    assert "was opened before" in sites.refusal(4, "train.open", given_up.open_content())
+
+
+def test_the_noise_has_the_deviation_of_the_plan_and_is_never_the_same(pki, tmp_path, hidden, monkeypatch):
+    monkeypatch.setattr(masked_rounds, "train_without_dp", lambda cohort: 1 / 0)  # zeros, and the label 0
+    sites, plan, noises = Sites(tmp_path, pki, 6), plan_of(6), []
+    for number in (1, 2, 3):
+        server = Server(sites, plan, number)
+        server.open()
+        server.train()
+        noises += [vector.view(np.int32).astype(float) for vector in hidden.values()]
+    nothing = plan.encode(np.zeros(LAYOUT.size, np.float32), 0, 0)
+    entries = np.concatenate([noise - nothing for noise in noises])
+    assert len({noise.tobytes() for noise in noises}) == 18
+    assert abs(entries.std() / plan.noise_steps - 1) < 5 / np.sqrt(2 * len(entries))
+    assert abs(np.corrcoef(noises)[np.triu_indices(18, 1)]).max() < 0.6
+
+
+def test_a_seed_of_the_server_does_not_give_the_noise(pki, tmp_path, hidden):
+    """Two federations with equal data and messages, which train alike by the seed."""
+    plan, vectors = plan_of(6), []
+    for name in ("one", "other"):
+        sites = Sites(tmp_path / name, pki, 6)
+        server = Server(sites, plan)
+        server.open()
+        for client in server.cohort:
+            sites.ask(client, "train.masked", server.train_content(client, config={"seed": 5}))
+        vectors.append({client: vector.copy() for client, vector in hidden.items()})
+    apart = [(vectors[0][client] - vectors[1][client]).view(np.int32).std() for client in range(6)]
+    assert min(apart) > plan.noise_steps
+
+
+def test_masked_vectors_are_uniform(pki, tmp_path):
+    sites, counts = Sites(tmp_path, pki, 10), Counter()
+    plan, values = plan_of(10), []
+    for number in (1, 2, 3):
+        server = Server(sites, plan, number)
+        server.open()
+        server.train()
+        values += [
+            np.concatenate([vector >> shift & 15 for shift in range(0, 32, 4)]) for vector in server.vectors.values()
+        ]
+    for one in values:
+        counts.update(one.tolist())
+        found = np.bincount(one, minlength=16)
+        chi_square = ((found - len(one) / 16) ** 2).sum() / (len(one) / 16)
+        assert chi_square < 55  # of 15 degrees of freedom; p = 2e-6
+    total = sum(counts.values())
+    assert sum((counts[i] - total / 16) ** 2 for i in range(16)) / (total / 16) < 45
+
+
+def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    server.open()
+    reply = sites.ask(2, "train.masked", server.train_content(2))
+    assert set(reply) == {"update", REPLY}
+    assert set(reply.config_records[REPLY]) == {"client-id", "round", "padding"}
+    assert list(reply.array_records["update"]) == ["masked"]
+    size = server.plan.vector_size(LAYOUT.size, 0)
+    assert (reply.array_records["update"]["masked"].dtype, reply.array_records["update"]["masked"].shape) == (
+        "uint32",
+        (size,),
+    )
+
+
+@pytest.mark.parametrize("failure", ["diverged", "error", "no data"])
+def test_what_fails_in_training_is_a_vector_of_zeros_and_no_error(pki, tmp_path, hidden, monkeypatch, failure):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6)
+    server = Server(sites, plan)
+    server.open()
+
+    def trained(cohort):
+        if failure == "error":
+            raise ValueError("a secret")
+        update = np.full((1, LAYOUT.size), np.nan, np.float32)
+        return np.array([1]), np.array([1]), update
+
+    if failure == "no data":
+        (sites.path / "site-0" / "data" / "train.npz").write_bytes(b"damaged")
+    else:
+        monkeypatch.setattr(masked_rounds, "train_without_dp", trained)
+    content = server.train_content(0)
+    assert set(sites.ask(0, "train.masked", content)) == {"update", REPLY}
+    blocks = (hidden[0].view(np.int32) - plan.encode(np.zeros(LAYOUT.size, np.float32), 0, 0)).astype(float)
+    assert abs(blocks[: CLUSTERS * LAYOUT.size]).max() < 6 * plan.noise_steps
+
+
+def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    server.open()
+    server.train()
+    for ending in ("open-round", "masking-key"):
+        assert stat.S_IMODE(sites.state(3, ending).stat().st_mode) == 0o600
+    copied = back_up(tmp_path / "backup.tar", [sites.state(3, "open-round").parent])
+    assert not [name for name in copied if "open-round" in name]
+    assert [name for name in copied if name.endswith("masking-key")]
+
+
+def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    server.open()
+    server.train()
+    server.sign()
+    kept = sites.state(3, "open-round").read_bytes()
+    _, _, rest = kept.partition(b"\n")
+    secret = rest[rest.index(b'"seed": "') + 9 :][:62]
+    assert len(bytes.fromhex(secret.decode())) == 31
+    server.unmask()
+    for path in sites.state(3, "open-round").parent.rglob("*"):
+        assert not path.is_file() or secret not in path.read_bytes(), path
+    assert not sites.state(3, "open-round").exists()
+
+
+# ---- repeated messages and crashes -----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Ends a process at once: no handler of exceptions runs, as after kill -9."""
+
+
+class Machine:
+    """Kills the process at the n-th operation on files, before or after it."""
+
+    OPERATIONS = ((os, "replace"), (os, "fsync"), (Path, "unlink"))
+
+    def __init__(self, monkeypatch, point, before):
+        self.left, self.before = point, before
+        for owner, name in self.OPERATIONS:
+            monkeypatch.setattr(owner, name, self._counting(getattr(owner, name)))
+
+    def _counting(self, operation):
+        def counted(*arguments, **options):
+            self.left -= 1
+            if self.left == 0 and self.before:
+                raise Killed
+            result = operation(*arguments, **options)
+            if self.left == 0 and not self.before:
+                raise Killed
+            return result
+
+        return counted
+
+
+STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
+#: Operations on files in every step: of the ledger, of a state that is written, of one that is removed.
+POINTS = [(step, point) for step, many in zip(STEPS, (4, 8, 4, 6), strict=True) for point in range(1, many + 1)]
+
+
+def contents_of(server, client):
+    return {
+        "train.open": server.open_content,
+        "train.masked": lambda: server.train_content(client),
+        "train.survivors": server.survivors_content,
+        "train.unmask": server.unmask_content,
+    }
+
+
+def outcome(sites, step, content, client=0):
+    """What leaves a client: a reply, or the text of an error; nothing if it is killed."""
+    try:
+        return as_sent(sites.ask(client, step, content))
+    except ClientError as error:
+        return str(error)
+    except Killed:
+        return None
+
+
+def as_sent(reply):
+    return {name: record.object_id for name, record in reply.items()}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("step", "point"), POINTS)
+def test_a_client_that_is_killed_never_gives_two_answers(pki, tmp_path, monkeypatch, hidden, step, point, before):
+    """Killed at every operation on files of every step; then the same message, another one, and the same again."""
+    sites = Sites(tmp_path, pki, 6)
+    server, client = Server(sites, plan_of(6)), 0
+    done = {"train.open": server.open, "train.masked": server.train, "train.survivors": server.sign}
+    for earlier in STEPS[: STEPS.index(step)]:
+        done[earlier]()
+    if step != "train.open":
+        earlier_charges = len(sites.charges(client))
+    others = [other for other in server.cohort if other != client]
+    if step == "train.open":
+        server.open(others)
+    message = contents_of(server, client)[step]()
+    with monkeypatch.context() as patched:
+        Machine(patched, point, before)
+        first = outcome(sites, step, message)
+    assert first is None
+    other = contents_of(server, client)[step]()
+    other.config_records[CONFIG]["lr"] = 0.5  # another message for the same step
+    if step == "train.survivors":
+        other = server.survivors_content(sorted(server.vectors)[:-1])
+    later = [outcome(sites, step, content) for content in (other, message, message)]
+    left = [reply for reply in (first, *later) if isinstance(reply, dict)]
+    assert all("another message" in reply for reply in later if not isinstance(reply, dict))
+    assert left  # one of both is answered
+    assert all(one == left[0] for one in left)
+    if step == "train.masked":
+        assert len(sites.charges(client)) >= 1
+    elif step != "train.open":
+        assert len(sites.charges(client)) == earlier_charges
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("step", "point"), POINTS)
+def test_a_round_goes_on_after_a_crash(pki, tmp_path, monkeypatch, hidden, step, point):
+    sites = Sites(tmp_path, pki, 6)
+    server, killed = Server(sites, plan_of(6)), 0
+    for name, run in zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True):
+        if name == step:
+            with monkeypatch.context() as patched:
+                Machine(patched, point, before=point % 2 == 0)
+                killed += outcome(sites, step, contents_of(server, 0)[step]()) is None
+            assert killed == 1
+        run()
+    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    assert 1 <= len(sites.charges(0)) <= 1 + killed * (step == "train.masked")
+    assert not sites.state(0, "open-round").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_secrets_that_a_crash_has_left_are_removed_with_the_next_message(pki, tmp_path, monkeypatch):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    for step in (server.open, server.train, server.sign):
+        step()
+    with monkeypatch.context() as patched:
+        Machine(patched, point=5, before=True)
+        assert outcome(sites, "train.unmask", server.unmask_content()) is None
+    assert sites.state(0, "open-round").exists()
+    assert isinstance(outcome(sites, "train.open", server.open_content()), dict)
+    assert not sites.state(0, "open-round").exists()
+
+
+def test_repeated_messages_get_the_same_reply_at_every_time(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    sent = {}
+    for name, run in zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True):
+        sent[name] = contents_of(server, 2)[name]()
+        run()
+        for earlier, content in sent.items():
+            first = as_sent(sites.ask(2, earlier, content))
+            assert as_sent(sites.ask(2, earlier, content)) == first
+    assert len(sites.charges(2)) == 1
+
+
+def test_a_damaged_state_is_named(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    server.open()
+    sites.state(1, "open-round").write_bytes(b"{}")
+    assert "client-1.open-round and client-1.rounds away" in sites.refusal(1, "train.masked", server.train_content(1))
+
+
+# ---- simulated clients -----------------------------------------------------------------------------------------------
+
+
+def test_simulated_clients_take_part_with_keys_of_the_engine(pki, tmp_path, hidden):
+    sites, plan = Sites(tmp_path / "sites", pki, 0), plan_of(6)
+    keys = simulated_keys(range(6))
+    clients = {
+        client: Client(client, data=str(write_data(tmp_path / f"{client}", client)), keys=keys[client])
+        for client in range(6)
+    }
+
+    def ask(client, message_type, content):
+        content.config_records[CONFIG]["clients-dir"] = str(tmp_path / "clients")
+        (reply,) = handle(message_type, content, [clients[client]])
+        assert isinstance(reply, RecordDict), reply
+        return reply
+
+    sites.ask = ask
+    server = Server(sites, plan, keys={client: keys[client].signed for client in range(6)})
+    server.open()
+    server.train([0, 1, 2, 3, 5])
+    server.sign()
+    server.unmask()
+    expected = plain_sum(hidden.values())
+    np.testing.assert_array_equal(unmasked_sum(server.round, server.openings, server.vectors, server.shares), expected)
+
+
+def write_data(folder, seed):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(0, 256, (RECORDS, *SHAPE)).astype(np.int64), np.arange(RECORDS) % 2
+    np.savez(folder / "train.npz", x=x, y=y)
+    return folder
+
+
+def test_the_audit_log_says_what_was_released(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
+    server = Server(sites, plan_of(6))
+    server.open()
+    server.train()
+    entries = [(entry["type"], entry["decision"], entry.get("released")) for entry in sites.log(1)]
+    assert entries == [("train.open", "answered", None), ("train.masked", "answered", "masked updates")]
+    assert 0 < sites.log(1)[-1]["epsilon"] < 20
+    assert json.loads(json.dumps(sites.charges(1)))[0]["masked"] == ["run", 1, 0]

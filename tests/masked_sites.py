@@ -1,0 +1,237 @@
+"""Sites of a federation with a roster, each a deployed client, and the server's side of a masked round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie.client.app import app
+from coterie.client.state import ClientError
+from coterie.engine.in_process import LocalGrid
+from coterie.models import initialise
+from coterie.privacy import PLANS, read_ledger
+from coterie.privacy.audit_log import read_audit_log
+from coterie.secure import unmasked_sum
+from coterie.server import RunConfig
+from coterie.wire.masked import (
+    OpenRequest,
+    SignedKey,
+    SurvivorsRequest,
+    UnmaskRequest,
+    opened_fields,
+    read_masked,
+    read_opening,
+    read_shares,
+    read_signature,
+)
+from coterie.wire.messages import CONFIG, IDENTITY, MODELS, REPLY, Layout, pack_models
+from coterie.wire.requests import MaskedTrainRequest
+
+SHAPE, CLASSES, RECORDS, CLUSTERS = (1, 4, 4), 2, 24, 2
+LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
+CONFIGURED = RunConfig(
+    {
+        "dataset": "own",
+        "input-shape": "1x4x4",
+        "num-classes": CLASSES,
+        "model": "linear",
+        "device": "cpu",
+        "clients": 10,
+        "clusters": CLUSTERS,
+        "strategy": "ifca",
+        "privacy-unit": "none",
+        "batch-size": 8,
+        "rounds": 3,
+    }
+).for_clients()
+MODELS_SENT = np.random.default_rng(7).normal(size=(CLUSTERS, LAYOUT.size)).astype(np.float32)
+
+
+def plan_of(clients=10, **changes):
+    """A plan whose every round has all clients."""
+    numbers = {
+        "clients": clients,
+        "num_clusters": CLUSTERS,
+        "sampling_rate": 1.0,
+        "rounds": 3,
+        "epsilon": 8.0,
+        "delta": 1e-4,
+        "clip_norm": 1.0,
+    }
+    return PLANS["secure"].calibrated(**{**numbers, **changes})
+
+
+class Sites:
+    """The machines of all clients: data, state, and what leaves them.
+
+    Args:
+        path: an empty folder.
+        pki: certificates, keys and roster, as coterie certs makes them.
+        clients: how many.
+        node: further keys of every node configuration.
+    """
+
+    def __init__(self, path, pki, clients, **node):
+        LocalGrid(1)  # messages have a sender
+        self.path, self.run = path, 5
+        self.nodes = {}
+        rng = np.random.default_rng(3)
+        for client in range(clients):
+            folder = path / f"site-{client}"
+            (folder / "data").mkdir(parents=True)
+            x, y = rng.integers(0, 256, (RECORDS, *SHAPE)).astype(np.int64), np.arange(RECORDS) % 2
+            np.savez(folder / "data" / "train.npz", x=x, y=y)
+            self.nodes[client] = {
+                "client-id": client,
+                "data": str(folder / "data"),
+                "state-dir": str(folder / "state"),
+                "input-shape": "1x4x4",
+                "num-classes": CLASSES,
+                "roster": str(pki / "roster.json"),
+                "key": str(pki / "nodes" / f"node-{client}.key"),
+                "min-cohort": 6,
+                **node,
+            }
+
+    def ask(self, client, message_type, content):
+        """Return the reply to a message, as a ClientApp that has just been started gives it."""
+        message = Message(content, dst_node_id=1, message_type=message_type)
+        return app(message, Context(self.run, 1, self.nodes[client], RecordDict(), {})).content
+
+    def refusal(self, client, message_type, content):
+        """Return the text of an error; whatever else leaves is a failure."""
+        with pytest.raises(ClientError) as refused:
+            self.ask(client, message_type, content)
+        assert refused.value.__cause__ is None
+        return str(refused.value)
+
+    def key(self, client):
+        """Return the signed key in the identity reply."""
+        return SignedKey.from_record(self.ask(client, IDENTITY, RecordDict()).config_records[REPLY])
+
+    def state(self, client, ending):
+        """Return a file of a client's state folder."""
+        return self.path / f"site-{client}" / "state" / f"client-{client}.{ending}"
+
+    def charges(self, client):
+        """Return the charges of a client."""
+        own, budget = (
+            self.state(client, "ledger.jsonl"),
+            self.path / f"site-{client}" / "data" / ".coterie-budget.jsonl",
+        )
+        return next((read_ledger(path)[1] for path in (budget, own) if path.exists()), [])
+
+    def log(self, client):
+        """Return the audit log of a client."""
+        return read_audit_log(self.state(client, "audit.jsonl"))[0]
+
+
+@dataclass
+class Server:
+    """The server's side of one round; a hostile one changes what it sends.
+
+    Attributes:
+        sites: of all clients.
+        plan: of the run.
+        number: of the round.
+        attempt: of the round.
+        keys: signed keys of the cohort.
+        layout: of a model.
+        shared: number of its leading parameters that all clusters share.
+        models: that are sent.
+        training: fields of requests to train.
+    """
+
+    sites: Sites
+    plan: object
+    number: int = 1
+    attempt: int = 0
+    keys: dict = field(default_factory=dict)
+    layout: Layout = LAYOUT
+    shared: int = 0
+    models: object = field(default_factory=lambda: MODELS_SENT)
+    training: dict = field(default_factory=dict)
+    openings: dict = field(default_factory=dict)
+    vectors: dict = field(default_factory=dict)
+    signatures: dict = field(default_factory=dict)
+    shares: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.cohort = [int(client) for client in self.plan.members(self.number)]
+        self.keys = self.keys or {client: self.sites.key(client) for client in self.cohort}
+
+    @property
+    def bound(self):
+        return {"run": "run", "round": self.number, "attempt": self.attempt}
+
+    @property
+    def open_request(self):
+        keys = [self.keys[client] for client in self.cohort]
+        return OpenRequest(
+            **self.bound,
+            plan=json.dumps(self.plan.terms()),
+            parameters=self.layout.size,
+            shared=self.shared,
+            cohort=tuple(self.cohort),
+            node_keys=tuple(key.node for key in keys),
+            public_keys=tuple(key.public for key in keys),
+            key_signatures=tuple(key.signature for key in keys),
+        )
+
+    @property
+    def round(self):
+        return self.open_request.masked_round(self.plan)
+
+    # ---- the messages ------------------------------------------------------------------------------------------------
+
+    def open_content(self, **changes):
+        request = self.open_request
+        return RecordDict({CONFIG: ConfigRecord({**CONFIGURED, **(replace(request, **changes)).to_record()})})
+
+    def train_content(self, client, models=None, config=(), **changes):
+        models = self.models if models is None else models
+        request = MaskedTrainRequest(**self.bound, **opened_fields(self.openings, client), **self.training)
+        record = {**CONFIGURED, **replace(request, **changes).to_record(), **dict(config)}
+        return RecordDict({MODELS: pack_models(models, self.layout), CONFIG: ConfigRecord(record)})
+
+    def survivors_content(self, survivors=None, **changes):
+        listed = tuple(sorted(self.vectors) if survivors is None else survivors)
+        request = SurvivorsRequest(**{**self.bound, **changes}, survivors=listed)
+        return RecordDict({CONFIG: ConfigRecord(request.to_record())})
+
+    def unmask_content(self, signatures=None, **changes):
+        given = self.signatures if signatures is None else signatures
+        listed = tuple(sorted(given))
+        request = UnmaskRequest(
+            **{**self.bound, **changes}, signers=listed, signatures=tuple(given[client] for client in listed)
+        )
+        return RecordDict({CONFIG: ConfigRecord(request.to_record())})
+
+    # ---- the steps ---------------------------------------------------------------------------------------------------
+
+    def open(self, clients=None):
+        for client in self.cohort if clients is None else clients:
+            reply = self.sites.ask(client, "train.open", self.open_content())
+            self.openings[client] = read_opening(reply, client_id=client, round=self.round)
+
+    def train(self, clients=None):
+        for client in sorted(self.openings) if clients is None else clients:
+            reply = self.sites.ask(client, "train.masked", self.train_content(client))
+            self.vectors[client] = read_masked(reply, client_id=client, round=self.round)
+
+    def sign(self, clients=None):
+        for client in sorted(self.vectors) if clients is None else clients:
+            reply = self.sites.ask(client, "train.survivors", self.survivors_content())
+            self.signatures[client] = read_signature(reply, client_id=client, round=self.round)
+
+    def unmask(self, clients=None):
+        for client in sorted(self.signatures) if clients is None else clients:
+            reply = self.sites.ask(client, "train.unmask", self.unmask_content())
+            self.shares[client] = read_shares(reply, client_id=client, round=self.round)
+
+    def total(self):
+        return unmasked_sum(self.round, self.openings, self.vectors, self.shares)
