@@ -618,7 +618,7 @@ def test_a_key_that_is_another_client_s_is_of_no_use(pki, tmp_path, caplog):
 
 
 def test_no_request_of_another_kind_gives_an_update_unmasked(stages, trained):
-    """The plain request is for servers that the owner trusts: a policy leaves it out."""
+    """The plain request is for servers that the owner trusts: a policy leaves it out, and no budget covers it."""
     stage = stages("train.open")
     policy = stage.sites.path / "policy.toml"
     policy.write_text('releases = ["masked updates"]')
@@ -626,3 +626,7 @@ def test_no_request_of_another_kind_gives_an_update_unmasked(stages, trained):
     content = RecordDict({MODELS: pack_models(MODELS_SENT, LAYOUT), CONFIG: ConfigRecord({**CONFIGURED, "round": 1})})
     assert "release of updates is not allowed" in refused(stage, content, trained, "train")
     del stage.sites.nodes[VICTIM]["policy"]
+    stage.sites.nodes[VICTIM] |= {"epsilon": 20.0, "delta": 1e-4}
+    assert "which requires record-level privacy" in refused(stage, content, trained, "train")
+    assert "does not cover evaluation" in refused(stage, content, trained, "evaluate")
+    del stage.sites.nodes[VICTIM]["epsilon"], stage.sites.nodes[VICTIM]["delta"]

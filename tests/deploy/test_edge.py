@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from servers import free_port, listening, open_port, running, tls, until
 
+from coterie.client.masking_keys import MaskingKeys
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import certificates, edge
 from coterie.deploy.certificates import create, renew_server
@@ -124,6 +125,23 @@ def test_the_key_says_who_the_client_is(coterie, pki, executed, tmp_path):
     shutil.copy(pki / "nodes" / "node-1.key", other)
     nameless[nameless.index("--key") + 1] = other
     assert_refused(coterie(*nameless), "--client-id")
+
+
+def test_a_client_with_a_roster_signs_its_keys_before_it_starts(coterie, pki, executed, tmp_path):
+    """The processes that train may have no access to the key of the node."""
+    state = tmp_path / "home" / ".local" / "state" / "coterie" / "client-1"
+    with listening(tls(pki)) as port:
+        assert coterie(*words(pki, port))[0] == 0
+        assert not list(state.glob("*masking-key*"))
+        assert coterie(*words(pki, port, roster=pki / "roster.json"))[0] == 0
+    assert len(executed) == 2
+    node = NodeConfig(client_id=1, state_dir=str(state), roster=str(pki / "roster.json"))
+    keys = MaskingKeys.of(node)
+    assert keys.nodes.vouches(1, keys.signed)
+    assert not keys.nodes.vouches(0, keys.signed)
+    assert (state / "client-1.masking-key").stat().st_mode & 0o777 == 0o600
+    assert repr(keys.secret) not in repr(keys)
+    assert keys.secret.hex() not in repr(keys)
 
 
 def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
