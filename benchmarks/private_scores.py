@@ -3,22 +3,26 @@
 Part ``runs`` trains on generated own data (20 % positives): 500 clients with 100 records each at client level, and 5
 sites with 300 records each at record level, and compares the estimates with the exact metrics of the same model on the
 same held-out records. Part ``scores`` draws calibrated scores of known AUC instead, 500 clients with 5 to 35 held-out
-records, and 5 sites with 60, and also states the error without smoothing at 8, 16 and 32 bins. Seeds below 20 are for
-reports; the method was chosen on seeds from 100. Prints tables; ``--out`` writes a line per case and seed.
+records, and 5 sites with 60, and also states the error without smoothing at 8, 16 and 32 bins. Part ``classes`` draws
+scores of 3 and 10 classes, one histogram for each class against all others, and states the error of the macro AUC.
+Seeds below 20 are for reports; methods were chosen on seeds from 100. Prints tables; ``--out`` writes a line per case
+and seed.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import logging
 import math
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, ndtri
+from scipy.special import expit, ndtri, softmax
 
 from coterie import performance
 from coterie.datasets import facts, own_federation
@@ -28,6 +32,7 @@ from coterie.privacy import Joint
 from coterie.privacy.score_histograms import (
     BINS,
     CELLS,
+    NORM,
     ScoreHistogram,
     count_scores,
     deviation_of_counts,
@@ -139,6 +144,54 @@ def drawn(seed: int, level: str, area: float, share: float) -> dict[str, float]:
     return errors
 
 
+def several_classes(seed: int, level: str, classes: int, apart: float, factor: float = 1.0) -> dict[str, float]:
+    """Draw calibrated scores of several classes; return the exact macro AUC and the error of its estimate.
+
+    A record adds to one cell in each of k histograms of one class against the others. At client level the counts of a
+    client, as one vector, are clipped to the norm factor * sqrt(k) * NORM; at record level a record moves them by k.
+
+    Args:
+        seed: of the records and the noise.
+        level: "client": 500 clients with 5 to 35 held-out records at 5 % of epsilon; "record": 5 with 60 at a half.
+        classes: k, equally frequent.
+        apart: distance of the means of two classes, in standard deviations.
+        factor: see above.
+    """
+    rng = np.random.default_rng([seed, 48])
+    sizes = rng.integers(5, 36, size=500) if level == "client" else np.full(5, 60)
+    number = int(sizes.sum())
+    labels = rng.integers(classes, size=number)
+    x = rng.normal(size=(number, classes)) + apart / math.sqrt(2) * np.eye(classes)[labels]
+    shares = softmax(apart / math.sqrt(2) * x, axis=1)
+    logits = np.log(shares) - np.log1p(-np.minimum(shares, 1 - 1e-12))
+    exact = [_exact(labels == c, shares[:, c]) for c in range(classes)]
+    parts = np.split(np.arange(number), np.cumsum(sizes)[:-1])
+    counts = np.array([[count_scores(logits[some, c], labels[some] == c) for c in range(classes)] for some in parts])
+    if level == "client":
+        norm, weights = factor * math.sqrt(classes) * NORM, np.repeat([1.0, 2.0], BINS)
+        noise = _plan().histogram_noise * norm
+        vectors = counts * weights
+        norms = np.linalg.norm(vectors.reshape(len(vectors), -1), axis=1)
+        total = (vectors * np.minimum(1.0, norm / np.maximum(norms, 1e-9))[:, None, None]).sum(axis=0)
+        noisy = (total + noise * rng.standard_normal(total.shape)) / weights
+        deviations = noise / weights[[0, -1]]
+    else:
+        cost = EPSILON / 2 / classes
+        noisy = np.sum([noisy_counts(each.ravel(), cost, rng).reshape(each.shape) for each in counts], axis=0)
+        deviations = np.full(2, deviation_of_counts([cost] * len(counts)))
+    estimates = [estimate(ScoreHistogram(row.reshape(2, BINS), deviations)) for row in noisy]
+    areas = [math.nan if one is None else one.roc_auc for one in estimates]
+    return {"exact": float(np.mean(exact)), "macro AUC": float(np.mean(areas) - np.mean(exact))} | {
+        "worst class": max((area - of for area, of in zip(areas, exact, strict=True)), key=abs)
+    }
+
+
+def _exact(labels: Any, shares: Any) -> float:
+    area = performance.of_classes(labels.astype(np.int64), np.stack([1 - shares, shares], axis=1)).roc_auc
+    return math.nan if area is None else area
+
+
+@cache
 def _plan() -> Joint:
     numbers: dict[str, Any] = {"clients": 500, "num_clusters": 1, "sampling_rate": 1.0, "clip_norm": 1.0}
     return Joint.calibrated_with_histogram(0.05, **numbers, rounds=80, epsilon=EPSILON, delta=2e-5)
@@ -163,6 +216,11 @@ def cases(part: str, options: argparse.Namespace) -> Iterator[tuple[str, list[di
             for index, name in enumerate(names[level]):
                 yield name, [found[index] for found in runs]
         return
+    if part == "classes":
+        for level, classes, apart in itertools.product(("client", "record"), (3, 10), (1.0, 2.0)):
+            name = f"{level} level, {classes} classes, {apart:g} deviations apart"
+            yield name, [several_classes(seed, level, classes, apart) for seed in seeds]
+        return
     for level in ("client", "record"):
         for area, share in ((0.7, 0.2), (0.85, 0.05), (0.85, 0.2), (0.85, 0.5), (0.98, 0.2)):
             name = f"{level} level, AUC {area:g}, {share:.0%} positive"
@@ -171,6 +229,10 @@ def cases(part: str, options: argparse.Namespace) -> Iterator[tuple[str, list[di
 
 def summary(part: str, found: list[dict[str, float]]) -> list[str]:
     """The cells of a row: root mean square and largest error."""
+    if part == "classes":
+        errors = {name: np.array([each[name] for each in found]) for name in ("macro AUC", "worst class")}
+        cells = [f"{math.sqrt(np.mean(values**2)):.4f}, {np.abs(values).max():.4f}" for values in errors.values()]
+        return [f"{np.mean([each['exact'] for each in found]):.3f}", *cells]
     if part == "scores":
         columns = {name: np.array([each[name] for each in found]) for name in found[0]}
     else:
@@ -188,7 +250,7 @@ def summary(part: str, found: list[dict[str, float]]) -> list[str]:
 def main() -> None:
     """Run all cases, and print root mean square and largest error of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("runs", "scores"))
+    parser.add_argument("--part", choices=("runs", "scores", "classes"))
     parser.add_argument("--level", choices=("client", "record"))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -200,6 +262,7 @@ def main() -> None:
     lines = []
     for part in [options.part] if options.part else ["runs", "scores"]:
         heads = ["exact AUC", *METRICS, "stated error of AUC", "ε without → with"] if part == "runs" else []
+        heads = ["exact macro AUC", "macro AUC", "worst class"] if part == "classes" else heads
         heads = heads or ["smoothed, 32 bins", *(f"raw, {bins} bins" for bins in (8, 16, 32))]
         print(f"\n| case | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
         for name, found in cases(part, options):

@@ -167,6 +167,7 @@ class ScoreEstimates(Record):
         positive_share: share of the positive class.
         errors: standard error of each by the noise alone; that of a sample of records comes on top.
         calibration: mean probability, share of the positive class and share of all records, by group of bins.
+        classes: number of classes; of more than two, metrics are means of each class against all others.
     """
 
     roc_auc: float
@@ -176,6 +177,7 @@ class ScoreEstimates(Record):
     positive_share: float
     errors: Mapping[str, float] = field(default_factory=dict)
     calibration: tuple[Any, ...] = ()
+    classes: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -666,6 +666,13 @@ MUTATIONS = [
         "tests/privacy/test_score_histograms.py::test_one_client_moves_the_sum_by_at_most_its_norm",
     ),
     Mutation(
+        "histograms of several classes are clipped one by one",
+        f"{_PRIVACY}/score_histograms.py",
+        "clip_to_unit((given * np.tile(_WEIGHTS, number))[None], NORM * math.sqrt(number))[0]",
+        "clip_to_unit((given * np.tile(_WEIGHTS, number)).reshape(number, CELLS), NORM).ravel()",
+        "tests/privacy/test_score_histograms.py::test_one_client_moves_histograms_of_classes_by_at_most_their_norm",
+    ),
+    Mutation(
         "a histogram of scores counts a record twice",
         "coterie/client/record_level.py",
         "return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)",

@@ -33,7 +33,7 @@ from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Secure, 
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.releases import MechanismOutput
-from coterie.privacy.score_histograms import CELLS, ScoreHistogram
+from coterie.privacy.score_histograms import CELLS, ScoreHistogram, number_of_histograms
 
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
@@ -77,7 +77,7 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
             measure(plan_class(clients=20, num_clusters=1, noise_multiplier=1.0, histograms=1, **_NUMBERS), streams)
             for plan_class in (Joint, Banded, RRSlot)
             if of(plan_class.mechanism)
-            for measure in (_measure_evaluation, _measure_histogram)
+            for measure in (_measure_evaluation, _measure_histogram, _measure_histograms)
         ),
         *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
         *(audit_streams(draws, streams) if of(Banded.mechanism) else ()),
@@ -313,20 +313,27 @@ def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> fl
 
 def _measure_histogram(plan: Plan, streams: Streams) -> Finding:
     """Measure how far the counts of one client can move a histogram of scores; all histograms use the same noise."""
-    event, others = plan.histogram_event(), [np.ones(CELLS)] * (plan.clients - 1)
-    cells = np.eye(CELLS)
+    total = CELLS * number_of_histograms(plan.histogram_classes)
+    event, others = plan.histogram_event(), [np.ones(total)] * (plan.clients - 1)
+    cells = np.eye(total)
     first = [cells[0] * 1e6] if plan.sampler == "fixed" else []  # another client may replace it
     base = _histogram(plan, others + first, streams)
-    counts = [*(10.0**power * cells[j] for power in (0, 2, 300) for j in (1, -1)), np.full(CELLS, 1e300)]
-    counts += [np.full(CELLS, math.nan), -1e9 * cells[1], *(2.0**power * np.arange(CELLS) for power in range(8))]
-    scale = np.repeat(base.deviations, CELLS // 2)
+    counts = [*(10.0**power * cells[j] for power in (0, 2, 300) for j in (1, -1)), np.full(total, 1e300)]
+    counts += [np.full(total, math.nan), -1e9 * cells[1], *(2.0**power * np.arange(total) for power in range(8))]
+    scale = np.tile(np.repeat(base.deviations, CELLS // 2), total // CELLS)
     moved = [
         float(np.linalg.norm((_histogram(plan, [*others, sent], streams).counts - base.counts).ravel() / scale))
         for sent in counts
     ]
     mu, shift = 1 / event.noise_multiplier, max(moved)
     violated = not shift <= mu * (1 + _ROUNDING)
-    return Finding(plan.mechanism, "histogram of scores with any counts", "mu", mu, shift, (), violated)
+    of_classes = "" if plan.histogram_classes == 2 else f" of {plan.histogram_classes} classes"
+    return Finding(plan.mechanism, f"histogram of scores{of_classes} with any counts", "mu", mu, shift, (), violated)
+
+
+def _measure_histograms(plan: Plan, streams: Streams) -> Finding:
+    """Measure the same of one histogram for each of three classes, which one client moves together."""
+    return _measure_histogram(replace(plan, histogram_classes=3), streams)
 
 
 def _histogram(plan: Plan, counts: Sequence[FloatArray], streams: Streams) -> ScoreHistogram:

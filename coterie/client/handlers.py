@@ -36,7 +36,7 @@ from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, TestSet
 from coterie.privacy import Plan, Summed, clip_rows
-from coterie.privacy.score_histograms import count_scores
+from coterie.privacy.score_histograms import MAX_CLASSES, count_outputs
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.messages import (
     CENTROIDS,
@@ -379,9 +379,9 @@ def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list
         network, layout, models = own.network, own.layout, own.models
     reports: list[dict[str, list[float]]] = []
     for client, shard, model in zip(cohort.clients, cohort.shards, models, strict=True):
-        if client.allows("histograms") and cohort.federation.num_classes == 2:
+        if client.allows("histograms") and 2 <= cohort.federation.num_classes <= MAX_CLASSES:
             found = outputs(network, layout, model[None], shard.test, cohort.local_training.device)[0]
-            reports.append({SCORE_COUNTS: count_scores(found[:, 1] - found[:, 0], shard.test.y).tolist()})
+            reports.append({SCORE_COUNTS: count_outputs(found, shard.test.y).tolist()})
         else:
             reports.append({})
     return reports

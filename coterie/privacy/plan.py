@@ -31,7 +31,7 @@ from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
 from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
-from coterie.privacy.score_histograms import CELLS, ScoreHistogram, sum_of_clients
+from coterie.privacy.score_histograms import CELLS, MAX_CLASSES, ScoreHistogram, number_of_histograms, sum_of_clients
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
 R = TypeVar("R")
@@ -62,6 +62,7 @@ class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     evaluation_noise: float
     histograms: int
     histogram_noise: float
+    histogram_classes: int
     accountant: str
     identifiers: str
     identifier_noise: float
@@ -100,6 +101,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
         histograms: number of planned histograms of scores, each with a private evaluation; 0: none is released.
         histogram_noise: noise multiplier of each.
+        histogram_classes: number of classes of the records; of more than two, one event releases a histogram of each.
     """
 
     clients: Annotated[int, AT_LEAST_1]
@@ -113,6 +115,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     evaluation_noise: Annotated[float, Bounds(0, above=True)] = 0.01
     histograms: Annotated[int, AT_LEAST_0] = 0
     histogram_noise: Annotated[float, Bounds(0, above=True)] = 10.0
+    histogram_classes: Annotated[int, Bounds(2, MAX_CLASSES)] = 2
 
     #: One-line description.
     title: ClassVar[str]
@@ -184,6 +187,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         """
         unused = {"sizes_until"} if math.isinf(self.sizes_until) else set()
         unused |= set() if self.histograms else {"histograms", "histogram_noise"}
+        unused |= set() if self.histograms and self.histogram_classes > 2 else {"histogram_classes"}
         return {name: value for name, value in super().terms().items() if name not in unused}
 
     def affordable_rounds(self, spent: Mapping[Event, int], remaining: int) -> int:
@@ -591,8 +595,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         noise = streams.stream("histogram", permit.round, attempt)
         sensitivity = math.sqrt(2) if self.sampler == "fixed" else 1.0  # replaced: both are not negative; absent
         deviation = self.histogram_noise * sensitivity
+        number = number_of_histograms(self.histogram_classes)
         return ScoreHistogram.of_units(
-            sum_of_clients(counts.values()) + gaussian(noise, deviation, (CELLS,)), deviation
+            sum_of_clients(counts.values(), number) + gaussian(noise, deviation, (number * CELLS,)), deviation
         )
 
     def _spend(self, permit: Permit) -> None:

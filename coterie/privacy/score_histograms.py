@@ -28,6 +28,8 @@ BINS = 32
 CELLS = 2 * BINS
 #: C, the L2 norm of a client's counts at client level.
 NORM = 5.0
+#: Largest number of classes with histograms.
+MAX_CLASSES = 10
 # Largest count of a client.
 _MOST = 1e9
 # Logit of the last edge; between the edges -_LAST and _LAST, the width of a bin grows as the hyperbolic cosine.
@@ -58,8 +60,36 @@ def count_scores(logits: npt.ArrayLike, labels: npt.ArrayLike, shares: npt.Array
     return np.bincount(cells, shares, minlength=CELLS).astype(np.float64)
 
 
-def unit_counts(counts: Any) -> FloatArray:
-    """Return the (CELLS,) weighted counts of a client in units of C, of L2 norm at most 1 and not negative.
+def number_of_histograms(classes: int) -> int:
+    """Return how many histograms there are: of class 1 if there are two, otherwise of each class against the others."""
+    return 1 if classes == 2 else classes
+
+
+def count_outputs(outputs: npt.NDArray[Any], labels: npt.ArrayLike) -> FloatArray:
+    """Return the (h CELLS,) counts of records of all h histograms, one after the other.
+
+    Args:
+        outputs: (n, k) logits of the classes.
+        labels: (n,) classes.
+
+    Examples:
+        >>> counts = count_outputs(np.array([[5.0, 0.0, 0.0], [0.0, 0.0, 9.0]]), [0, 2])
+        >>> counts.shape, counts.reshape(3, 2, BINS).sum(axis=2).tolist()
+        ((192,), [[1.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    """
+    outputs, labels = np.asarray(outputs, np.float64), np.asarray(labels)
+    if outputs.shape[1] == 2:
+        return count_scores(outputs[:, 1] - outputs[:, 0], labels)
+    others = [np.delete(outputs, c, axis=1) for c in range(outputs.shape[1])]
+    with np.errstate(invalid="ignore"):
+        logits = [outputs[:, c] - np.logaddexp.reduce(rest, axis=1) for c, rest in enumerate(others)]
+    return np.concatenate([count_scores(logit, labels == c) for c, logit in enumerate(logits)])
+
+
+def unit_counts(counts: Any, number: int = 1) -> FloatArray:
+    """Return the weighted counts of a client in units of its largest norm, of L2 norm at most 1 and not negative.
+
+    That norm is C of one histogram, and sqrt(h) C of h together, which are clipped as one vector of h CELLS numbers.
 
     All are zero if they are not that many numbers, or one of them is negative, not finite, or above a billion.
 
@@ -69,27 +99,27 @@ def unit_counts(counts: Any) -> FloatArray:
         >>> float(np.linalg.norm(unit_counts([float("nan")] * 64)))
         0.0
     """
-    given = finite_counts(counts)
+    given = finite_counts(counts, number)
     if given is None or not (given >= 0).all():
-        return np.zeros(CELLS)
-    unit: FloatArray = clip_to_unit((given * _WEIGHTS)[None], NORM)[0]
+        return np.zeros(number * CELLS)
+    unit: FloatArray = clip_to_unit((given * np.tile(_WEIGHTS, number))[None], NORM * math.sqrt(number))[0]
     return unit
 
 
-def finite_counts(counts: Any) -> FloatArray | None:
-    """Return what a client sent as (CELLS,) numbers of at most a billion; None if it is anything else."""
+def finite_counts(counts: Any, number: int = 1) -> FloatArray | None:
+    """Return what a client sent of h histograms as (h CELLS,) numbers of at most a billion; None for anything else."""
     try:
         given = np.asarray(counts, np.float64)
     except (TypeError, ValueError):
         return None
-    return given if given.shape == (CELLS,) and (np.abs(given) <= _MOST).all() else None
+    return given if given.shape == (number * CELLS,) and (np.abs(given) <= _MOST).all() else None
 
 
-def sum_of_clients(counts: Iterable[Any]) -> FloatArray:
-    """Return the (CELLS,) sum of :func:`unit_counts` over clients."""
-    total = np.zeros(CELLS)
+def sum_of_clients(counts: Iterable[Any], number: int = 1) -> FloatArray:
+    """Return the (h CELLS,) sum of :func:`unit_counts` over clients."""
+    total = np.zeros(number * CELLS)
     for client in counts:
-        total += unit_counts(client)
+        total += unit_counts(client, number)
     return total
 
 
@@ -130,7 +160,7 @@ class ScoreHistogram:
     """A released histogram.
 
     Attributes:
-        counts: (2, BINS) noisy counts of negative and of positive records; they may be negative.
+        counts: (2, BINS) noisy counts of negative and of positive records, or (h, 2, BINS); they may be negative.
         deviations: (2,) standard deviations of the noise in a cell, by label.
     """
 
@@ -147,5 +177,7 @@ class ScoreHistogram:
     @classmethod
     def of_units(cls, noisy: FloatArray, noise: float) -> ScoreHistogram:
         """Return that of a noisy sum of :func:`unit_counts`, with noise of this standard deviation."""
-        scale = NORM / _WEIGHTS
-        return cls((noisy * scale).reshape(2, BINS), noise * scale[[0, -1]])
+        number = len(noisy) // CELLS
+        scale = NORM * math.sqrt(number) / np.tile(_WEIGHTS, number)
+        shape = (2, BINS) if number == 1 else (number, 2, BINS)
+        return cls((noisy * scale).reshape(shape), noise * scale[[0, -1]])

@@ -43,6 +43,10 @@ def released_metrics(estimates: ScoreEstimates | None) -> list[tuple[str, str, s
     """Return label, value and note of what a released histogram of scores gives; empty without one."""
     if estimates is None:
         return []
+    if estimates.classes > 2:
+        error = f"± {estimates.errors.get('roc_auc', 0.0):.3f} by the noise"
+        note = f"{error}; mean of {estimates.classes} classes, each against the others; 0.5 is chance"
+        return [("Noisy area under ROC curve", f"{estimates.roc_auc:.3f}", note)]
     share = estimates.positive_share
     curve = ", ".join(f"{100 * mean:.0f} → {100 * positive:.0f}" for mean, positive, _ in estimates.calibration)
     rows = (

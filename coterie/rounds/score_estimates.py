@@ -7,7 +7,10 @@ against the misfit that a sample of this size has, and away from it where they d
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -60,15 +63,32 @@ def estimate(histogram: ScoreHistogram) -> ScoreEstimates | None:
             repeated.append(_metrics(_between(again.counts, other, again.deviations)))
     metrics = _metrics(counts)
     errors = {name: float(np.std([others[name] for others in repeated])) if repeated else 0.0 for name in metrics}
-    return ScoreEstimates(**metrics, errors=errors, calibration=_calibration(counts))
+    found: dict[str, Any] = {**metrics, "errors": errors, "calibration": _calibration(counts)}
+    return ScoreEstimates(**found)
 
 
 def estimated(evaluated: RoundRecord) -> ScoreEstimates | None:
     """Return the estimates of the histogram that an evaluation released; None without one."""
     if evaluated.score_histogram is None or evaluated.score_noise is None:
         return None
-    counts = np.reshape(evaluated.score_histogram, (2, BINS))
-    return estimate(ScoreHistogram(counts, np.array(evaluated.score_noise)))
+    counts, deviations = np.reshape(evaluated.score_histogram, (-1, 2, BINS)), np.array(evaluated.score_noise)
+    estimates = [estimate(ScoreHistogram(one, deviations)) for one in counts]
+    return estimates[0] if len(estimates) == 1 else _mean_of_classes(estimates)
+
+
+def _mean_of_classes(estimates: Sequence[ScoreEstimates | None]) -> ScoreEstimates | None:
+    """Return the means over classes, each against all others; None if noise hides the records of one.
+
+    Their noise is independent. The Brier score is the sum, which is that of all classes.
+    """
+    known = [one for one in estimates if one is not None]
+    if len(known) < len(estimates):
+        return None
+    errors = {name: math.hypot(*(one.errors[name] for one in known)) / len(known) for name in known[0].errors}
+    means: dict[str, Any] = {name: float(np.mean([getattr(one, name) for one in known])) for name in known[0].errors}
+    for values in (means, errors):
+        values["brier"] *= len(known)
+    return ScoreEstimates(**means, errors=errors, classes=len(known))
 
 
 def _smooth(histogram: ScoreHistogram) -> FloatArray | None:

@@ -13,6 +13,7 @@ from coterie.fields import MAX_PLANS
 from coterie.plugins import source_hash
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
+from coterie.privacy.score_histograms import MAX_CLASSES
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
@@ -96,16 +97,17 @@ def plan(config: RunConfig) -> Plan:
     if config.privacy.privacy_unit == "record":
         return _record_level(config)
     kind, share = PLANS[config.privacy.mechanism], score_share(config)
-    numbers = _numbers(config)
+    numbers = _numbers(config) | ({"histogram_classes": config.facts.task.num_classes} if share else {})
     return kind.calibrated_with_histogram(share, **numbers) if share else kind.calibrated(**numbers)
 
 
 def score_share(config: RunConfig) -> float:
-    """Return the share of epsilon for a histogram of scores; "auto" is 5 % where one can be released."""
+    """Return the share of epsilon for a histogram of scores; "auto" is 5 % with two classes, where one can be."""
     evaluation, privacy = config.evaluation, config.privacy
     if evaluation.score_share is not None:
         return evaluation.score_share
     possible = evaluation.evaluate == "private" and privacy.privacy_unit == "client" and not histogram_problem(config)
+    possible = possible and config.facts.task.num_classes == 2
     return _SCORE_SHARE if possible and privacy.noise_multiplier is None else 0.0
 
 
@@ -114,11 +116,12 @@ def histogram_problem(config: RunConfig) -> str:
     if config.method.produces == "labels":
         return f"{config.method.name} trains no classifier"
     task = config.facts.task
-    if task.num_classes != 2:
-        return f"the task is to predict {task}, not two classes"
+    most = MAX_CLASSES if config.privacy.privacy_unit == "client" else 2
+    if not 2 <= task.num_classes <= most:
+        return f"the task is to predict {task}, not {'two' if most == 2 else f'two to {most}'} classes"
     if config.privacy.privacy_unit != "record":
-        most, share = 0.5, config.evaluation.score_share or 0.0
-        return f"it must be at most {most:g} at client level" if share > most else ""
+        largest, share = 0.5, config.evaluation.score_share or 0.0
+        return f"it must be at most {largest:g} at client level" if share > largest else ""
     only = "at record level only clients' own data (dataset = own) have held-out records that no other client has"
     return "" if config.data.dataset == OWN_DATA else only
 
@@ -133,6 +136,7 @@ def sketch(config: RunConfig) -> Plan:
     histogram: dict[str, Any] = {}
     if share := score_share(config):
         histogram = {"histograms": 1, "histogram_noise": _alone(share * config.privacy.epsilon, delta(config))}
+        histogram["histogram_classes"] = config.facts.task.num_classes
     return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config), **histogram)
 
 

@@ -102,7 +102,8 @@ class EvaluationSettings(Settings):
         None,
         "share of epsilon for a noisy histogram of scores by label, which gives AUC, sensitivity and calibration of "
         "the last private evaluation; at record level of the epsilon that held-out records have to themselves; 0: "
-        "none; auto: 0.05 with two classes at client level",
+        "none; auto: 0.05 with two classes at client level; with 3 to 10 classes, at client level alone, the mean AUC "
+        "of each class against the others",
         at_least=0,
         at_most=1,
     )

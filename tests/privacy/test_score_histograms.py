@@ -9,7 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.privacy import Banded, Joint, LedgerError, RRSlot, Streams, epsilon
-from coterie.privacy.score_histograms import BINS, CELLS, EDGES, NORM, count_scores, sum_of_clients, unit_counts
+from coterie.privacy.score_histograms import (
+    BINS,
+    CELLS,
+    EDGES,
+    NORM,
+    count_outputs,
+    count_scores,
+    sum_of_clients,
+    unit_counts,
+)
 
 NUMBERS = {"clients": 200, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 10, "clip_norm": 1.0, "delta": 1e-4}
 COUNTS = st.lists(st.one_of(st.integers(0, 10**9), st.floats()), min_size=CELLS, max_size=CELLS)
@@ -98,3 +107,48 @@ def test_a_permit_is_for_one_histogram():
     with pytest.raises(LedgerError, match="not for"):
         plan.release_histogram(ledger.charge_round(1, plan.event()), {}, Streams(0), 1)
     assert epsilon(ledger.events, plan.delta) > 0
+
+
+# ---- several classes --------------------------------------------------------------------------------------
+
+
+@given(st.integers(3, 10), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 1.0, 1e3, 1e8]))
+@settings(max_examples=100, deadline=None)
+def test_one_client_moves_histograms_of_classes_by_at_most_their_norm(classes, seed, size):
+    rng = np.random.default_rng(seed)
+    others = [rng.integers(3, size=classes * CELLS) for _ in range(3)]
+    first, second = (size * rng.integers(3, size=classes * CELLS) for _ in range(2))
+    base, one, other = (sum_of_clients([*others, *more], classes) for more in ([], [first], [second]))
+    assert np.linalg.norm(one - base) <= 1 + 1e-9
+    assert np.linalg.norm(one - other) <= math.sqrt(2) + 1e-9
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_a_record_is_counted_once_for_each_class(classes):
+    rng = np.random.default_rng(0)
+    outputs, labels = 3 * rng.normal(size=(50, classes)), rng.integers(classes, size=50)
+    counts = count_outputs(outputs, labels).reshape(classes, 2, BINS)
+    assert (counts.sum(axis=(1, 2)) == 50).all()
+    np.testing.assert_array_equal(counts[:, 1].sum(axis=1), np.bincount(labels, minlength=classes))
+    shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    for c in range(classes):
+        expected = count_scores(np.log(shares[:, c] / (1 - shares[:, c])), labels == c)
+        np.testing.assert_array_equal(counts[c].ravel(), expected)
+    np.testing.assert_array_equal(
+        count_outputs(outputs[:, :2], labels == 1), count_scores(outputs[:, 1] - outputs[:, 0], labels == 1)
+    )
+    assert count_outputs(np.full((4, classes), np.nan), np.zeros(4)).sum() == 4 * classes
+
+
+def test_counts_of_another_number_of_classes_add_nothing():
+    assert not unit_counts([1.0] * CELLS, 3).any()
+    assert not unit_counts([1.0] * (3 * CELLS)).any()
+    assert unit_counts([1.0] * (3 * CELLS), 3).any()
+
+
+def test_the_terms_of_two_classes_are_those_of_older_ledgers():
+    plan = Joint.calibrated_with_histogram(0.05, **NUMBERS, epsilon=8.0)
+    assert "histogram_classes" not in plan.terms()
+    several = Joint.calibrated_with_histogram(0.05, **NUMBERS, epsilon=8.0, histogram_classes=3)
+    assert several.terms()["histogram_classes"] == 3
+    assert several.histogram_noise == plan.histogram_noise

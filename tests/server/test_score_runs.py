@@ -94,8 +94,8 @@ def test_further_rounds_end_with_a_further_histogram(tmp_path):
     ("changes", "named"),
     [
         (
-            {"dataset": "digits"},
-            r"score-share = 0\.05: the task is to predict 10 classes, not two classes; set score-share to 0 or auto",
+            {"dataset": "own", "input-shape": "4", "num-classes": 11, "data-dir": "."},
+            r"score-share = 0\.05: the task is to predict 11 classes, not two to 10 classes; set score-share to 0 or",
         ),
         ({"dataset": "diabetes"}, "the task is to predict real targets"),
         ({"evaluate": "diagnostic"}, "releases none; set it to private"),
@@ -193,6 +193,30 @@ def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, stra
 def test_a_record_level_histogram_needs_a_share_and_own_data(folder, changes, named):
     with pytest.raises(ConfigError, match=named):
         RunConfig({**RECORD, "data-dir": folder, **changes})
+
+
+def test_a_run_on_three_classes_releases_a_macro_area(tmp_path, coterie):
+    for client in range(40):
+        rng = np.random.default_rng([client, 5])
+        y = rng.integers(3, size=60)
+        np.savez(tmp_path / f"client-{client}.npz", x=(rng.normal(size=(60, 3)) + np.eye(3)[y]).astype(np.float32), y=y)
+    values = {key: value for key, value in RECORD.items() if key not in ("privacy-unit", "samples-per-client")}
+    values |= {"clients": 40, "num-classes": 3, "epsilon": 60, "data-dir": str(tmp_path), "rounds": 6}
+    path = tmp_path / "run"
+    outcome = execute(path, values)
+    header, charges = read_ledger(path / "ledger.jsonl")
+    stated = json.loads((path / "privacy.json").read_text())
+    assert check(header, charges, stated) == []
+    assert (header["plan"]["histogram_classes"], stated["certified"]) == (3, True)
+    assert sum(charge["for"] == "histogram" for charge in charges) == 1
+    estimates = outcome["estimates"]
+    assert estimates["classes"] == 3
+    exact = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert len(exact["score_histogram"]) == 3 * 64
+    assert 0.6 < estimates["roc_auc"] < 0.95
+    assert 0 < estimates["errors"]["roc_auc"] < 0.1
+    assert coterie("report", path, "--out", "page.html")[0] == 0
+    assert "mean of 3 classes, each against the others" in (tmp_path / "page.html").read_text()
 
 
 class Watched(LocalGrid):
