@@ -35,6 +35,9 @@ LIBRARIES = (
     "dp_accounting.pld",
     "dp_accounting.rdp",
     "scipy.stats",
+    "cryptography.x509",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "cryptography.hazmat.primitives.kdf.hkdf",
     "randomgen",
     "safetensors.numpy",
 )
