@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
 
-from coterie.client import masked_rounds
+from coterie.client import masked_rounds, masking_keys
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.deploy.certificates import add_submitter, create
 from coterie.deploy.node import NodeConfig
@@ -180,6 +180,7 @@ KEY_ATTACKS = {
     "the keys of another client and its signature": lambda s, *_: with_key(
         s, 7, replace(s.keys[8], node=s.keys[7].node)
     ),
+    "keys that a corrupt client has signed for another one": lambda s, *_: with_key(s, 7, corrupt_keys(s)),
     "no signature": lambda s, *_: changed_key(s, 7, signature=b""),
     "no node": lambda s, *_: changed_key(s, 7, node=b""),
     "a node that is no key": lambda s, *_: changed_key(s, 7, node=b"\x30" * 120),
@@ -187,6 +188,12 @@ KEY_ATTACKS = {
     "earlier keys of the victim": lambda s, pki, path: with_key(s, VICTIM, earlier_keys(s, path)),
     "a simulated client's keys": lambda s, *_: with_key(s, 7, simulated_keys([7])[7].signed),
 }
+
+
+def corrupt_keys(server):
+    """Keys of the server as those of client 7, signed by the node of client 8, which works with it."""
+    node = {**server.sites.nodes[8], "client-id": 7}
+    return masking_keys._sign(NodeConfig.from_record(node), OTHER + OTHER)
 
 
 def earlier_keys(server, tmp_path):
