@@ -207,8 +207,8 @@ class _Half:
         cohort, least = request.cohort, self.client.min_cohort
         if not 1 <= request.round <= plan.rounds:
             self.refuse(f"round {request.round} is none of the plan's {plan.rounds}")
-        if cohort != tuple(int(client) for client in plan.members(request.round)):
-            self.refuse(f"the cohort is not that of round {request.round} of the plan")
+        if not set(cohort) <= set(plan.members(request.round).tolist()):
+            self.refuse(f"the cohort is not of the clients of round {request.round} of the plan")
         if self.client.client_id not in cohort:
             self.refuse("the cohort lacks this client")
         if len(cohort) < least:

@@ -29,6 +29,7 @@ from flwr.common.logger import log
 from coterie.client.cohort import torch_device
 from coterie.client.handlers import ReplyOrError, handle, train_and_sum
 from coterie.client.identity import Client
+from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError, StateFile
 from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Workers
@@ -170,6 +171,17 @@ class LocalGrid(SingleProcessGrid):
         set_progress_sink(None)
         if self._workers is not None:
             self._workers.close()
+
+
+class MaskedGrid(LocalGrid):
+    """A :class:`LocalGrid` whose clients have keys for masked rounds, and introduce themselves with them."""
+
+    @cached_property
+    def _keys(self) -> dict[int, MaskingKeys]:
+        return simulated_keys(range(self._number))
+
+    def _client(self, client_id: int) -> Client:
+        return Client(client_id, keys=self._keys[client_id])
 
 
 class SummingGrid(LocalGrid):

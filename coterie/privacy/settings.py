@@ -125,6 +125,11 @@ class PrivacySettings(Settings):  # large: one field per setting
         at_most=1_000_000,
         only=("privacy.mechanism", ("secure",)),
     )
+    masks: bool = setting(
+        False,
+        "whether simulated clients run the whole protocol of masks, which takes time and changes no sum",
+        only=("privacy.mechanism", ("secure",)),
+    )
     budget_file: str = setting(
         "",
         "client level: ledger of one budget for all runs on these clients that name it; empty: of this run alone",

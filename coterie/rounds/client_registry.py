@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from coterie.logs import printable
+from coterie.wire.masked import SignedKey
 from coterie.wire.messages import IDENTITY, REPLY
 from coterie.wire.versions import stated_versions
 
@@ -28,6 +29,7 @@ class _Claim:
     client: int | None
     idempotent: bool = False
     evaluates: bool = True
+    key: SignedKey | None = None
 
 
 def record_nothing(event: str, **fields: object) -> None:
@@ -72,6 +74,7 @@ class ClientRegistry:
         nodes: node id of every registered client.
         idempotent: clients that replay their reply to a repeated request.
         unevaluated: clients that refuse requests for evaluation.
+        keys: of the registered clients that have them, for masked rounds; other clients verify them.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class ClientRegistry:
         self.nodes: dict[int, int] = {}
         self.idempotent: set[int] = set()
         self.unevaluated: set[int] = set()
+        self.keys: dict[int, SignedKey] = {}
         self._claims: dict[int, _Claim | None] = {}  # by node; None: no introduction yet
         self._joined: dict[int, tuple[str, int]] = {}  # by node: when it was registered, and its place in discoveries
         self._members: dict[int, int | None] = {}  # by node: its client in the roster
@@ -154,7 +158,8 @@ class ClientRegistry:
             self._audit("introduction", client=client, node=str(node), versions=text or None)
             if text:
                 log(INFO, "client %s is node %s: %s", client, node, text)
-            return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False)
+            key = SignedKey.from_record(record)
+            return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False, key)
         self._ignore(node, f"invalid client-id {printable(repr(client))}")
         return _Claim(None)
 
@@ -207,3 +212,4 @@ class ClientRegistry:
         claims = {client: self._claims[node] for client, node in self.nodes.items()}
         self.idempotent = {client for client, claim in claims.items() if claim is not None and claim.idempotent}
         self.unevaluated = {client for client, claim in claims.items() if claim is not None and not claim.evaluates}
+        self.keys = {client: claim.key for client, claim in claims.items() if claim is not None and claim.key}

@@ -61,7 +61,8 @@ class MessageBatch:
         assignments: Mapping[int, int] | None,
         clients: Collection[int],
     ) -> None:
-        self._run, self.request = run, request
+        self._run = run
+        self.request: Any = request  # or a step of a masked round
         self._clients: dict[str, int] = {}  # by id of the message
         self.messages: dict[int, Message] = {}
         present = [client for client in clients if client in run.registry.nodes]
@@ -217,7 +218,7 @@ class Exchange(Generic[C, R]):
         self._run, self._phase, self._attempt = run, phase, run.attempt
         self.request = _completed(phase.request, number, run)
         self.cohort = self._sampled()
-        self._contributions = phase.container(run, self.cohort)
+        self._contributions = phase.container(run, self.cohort, number)
         self._below: list[float] = []  # shares of short gradients, by client
         self._permit = self._charged_before_sending()
         if self._permit is None:

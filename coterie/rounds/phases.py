@@ -58,8 +58,8 @@ class Phase(ABC, Generic[C, R]):
         return released
 
     @abstractmethod
-    def container(self, run: Run, cohort: IntArray) -> C:
-        """The container for the replies.
+    def container(self, run: Run, cohort: IntArray, number: int) -> C:
+        """The container for the replies of round ``number``.
 
         Raises:
             PrivacyError: the mechanism does not release them.
@@ -115,11 +115,11 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
         if self.clients is not None:
             raise StrategyError("sums require a random cohort: a phase for chosen clients must be an UpdatesPhase")
 
-    def container(self, run: Run, cohort: IntArray) -> Contributions:
+    def container(self, run: Run, cohort: IntArray, number: int) -> Contributions:
         """Sums on arrival; single updates for an aggregator that reads them."""
         if run.aggregator.robust:
             return run.plan.collected(run.state.layout.size, cohort)
-        return run.plan.contributions(run.state.layout.size, shared=self.shared)
+        return run.plan.of_round(number).contributions(run.state.layout.size, shared=self.shared)
 
     def release(self, run: Run, permit: Permit, contributions: Contributions, attempt: int) -> ReleasedSums:
         """Noisy sums, or what a robust aggregator makes of the updates."""
@@ -134,7 +134,7 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
 class UpdatesPhase(Phase[Collected, ReleasedUpdates]):
     """The updates of single clients, which few mechanisms release."""
 
-    def container(self, run: Run, cohort: IntArray) -> Collected:
+    def container(self, run: Run, cohort: IntArray, number: int) -> Collected:
         """Single updates."""
         return run.plan.collected((self.reply_layout or run.state.layout).size, cohort)
 
@@ -155,7 +155,7 @@ class PointsPhase(Phase[Gathered, ReleasedPoints]):
     reply_spec: PointsSpec = field(kw_only=True)
     on_points_received: Callable[[int, npt.NDArray[np.float32]], None] | None = field(default=None, kw_only=True)
 
-    def container(self, run: Run, cohort: IntArray) -> Gathered:
+    def container(self, run: Run, cohort: IntArray, number: int) -> Gathered:
         """Points by client."""
         return run.plan.gathered(cohort)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -141,6 +142,8 @@ class Run:
         state: changes by replacement only.
         statistics: counts requests and replies.
         heads: at record level, head of the latest charge of each client (:data:`~coterie.wire.messages.HEAD`).
+        masks: whether clients mask their vectors, so that the server sees their sum alone.
+        name: of this session of the run, in masked rounds: random.
     """
 
     ledger: Ledger
@@ -151,6 +154,8 @@ class Run:
     state: RunState
     statistics: Statistics = field(default_factory=Statistics)
     heads: dict[int, str] = field(default_factory=dict)
+    masks: bool = False
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def plan(self) -> Plan:

@@ -70,7 +70,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         EngineError: the Ray engine cannot be used.
     """
     from coterie.client.cohort import torch_device
-    from coterie.engine.in_process import SummingGrid
+    from coterie.engine.in_process import LocalGrid, MaskedGrid, SummingGrid
     from coterie.engine.ray import run_on_ray
     from coterie.engine.workers import workers_for
 
@@ -78,11 +78,17 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     if engine == "local":
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
-        grid = SummingGrid(config.data.clients, workers, folder.report_progress, partial(require_data, config))
+        grid: LocalGrid = SummingGrid(
+            config.data.clients, workers, folder.report_progress, partial(require_data, config)
+        )
+        if config.privacy.masks:
+            grid = MaskedGrid(config.data.clients, workers, folder.report_progress)
         try:
             return execute(folder, grid, partial(_compared, folder))
         finally:
             grid.close()
+    if config.privacy.masks:
+        raise ConfigError("masks = true: clients simulated by Ray have no keys; use the local engine, or leave it out")
     from coterie.flower.grid import with_check
 
     outcomes: list[Outcome] = []

@@ -20,6 +20,8 @@ from flwr.serverapp.strategy import Result
 from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
+from coterie.rounds.masked_exchange import MaskedExchange
+from coterie.rounds.phases import Phase, SumsPhase
 from coterie.rounds.recorder import Checkpoint
 from coterie.rounds.run_state import Run, StrategyError
 from coterie.strategies.method import Method, Models
@@ -130,7 +132,7 @@ class TrainingRound:
         steps = self._method.round(self._number, self.models)
         phase = next(steps)
         while True:
-            exchange = Exchange(self._method.run, phase, self._number)
+            exchange = _exchange(self._method.run, phase, self._number)
             yield exchange
             try:
                 released = exchange.release()
@@ -196,12 +198,35 @@ def _train(
 ) -> tuple[Models, MetricRecord | None]:
     """Run the exchanges of a round; return its models and metrics."""
     if strategy.overrides("configure_train", "aggregate_train"):
+        if strategy.run.masks:
+            raise StrategyError(
+                "masked rounds have four exchanges: leave configure_train and aggregate_train as they are"
+            )
         return _train_by_hooks(strategy, grid, number, models, config, timeout)
     configure_clients(strategy, config, number)
     training = TrainingRound(strategy, number, models)
     for exchange in training:
-        exchange.collect(_replies(strategy, grid, exchange, exchange.batch.messages.values(), timeout))
+        if isinstance(exchange, MaskedExchange):
+            _collect_masked(grid, exchange, timeout)
+        else:
+            exchange.collect(_replies(strategy, grid, exchange, exchange.batch.messages.values(), timeout))
     return training.models, training.metrics
+
+
+def _exchange(run: Run, phase: Phase[Any, Any], number: int) -> Exchange[Any, Any]:
+    if run.masks and isinstance(phase, SumsPhase):
+        return MaskedExchange(run, phase, number)
+    return Exchange(run, phase, number)
+
+
+def _collect_masked(grid: Grid, exchange: MaskedExchange, timeout: float) -> None:
+    steps = exchange.steps()
+    messages = next(steps, None)
+    while messages is not None:
+        try:
+            messages = steps.send(_send(grid, messages, timeout))
+        except StopIteration:
+            return
 
 
 def _train_by_hooks(

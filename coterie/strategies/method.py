@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
-from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUpdates
+from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUpdates, Secure
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
@@ -129,6 +129,10 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         if missing := [name for name in self.needs if not getattr(self.options, name)]:
             raise StrategyError(f"{self.name} requires the option {', '.join(missing)}")
         _check_unit(self)
+        if self.options.masks and not isinstance(self.plan, Secure):
+            raise StrategyError(
+                f"masks require mechanism secure, with noise inside the vectors, not {self.plan.mechanism}"
+            )
         _check_clusters(self)
         if self.options.aggregator.robust:
             _check_robust(self, self.options.aggregator.name)

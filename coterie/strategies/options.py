@@ -57,6 +57,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
         min_replies: share of the requested replies that a round requires; clients without a reply receive the request a
             few more times. Not available at client level, where every round is charged and released regardless of
             replies.
+        masks: whether clients mask their vectors, so that the server sees their sum alone; with mechanism secure only.
         roster: which client the key of each node is; None: as the nodes say.
         audit: called with an event and its fields, JSON-ready and never secret, when a client introduces itself, a node
             is ignored, or clients refuse.
@@ -91,6 +92,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
     registration_timeout: float = 60.0
     min_clients: int = 0
     min_replies: float = 0.0
+    masks: bool = False
     roster: Roster | None = None
     audit: Callable[..., None] = record_nothing
     true_groups: Sequence[int] = ()

@@ -69,6 +69,7 @@ class ClusteredStrategy(Method, Strategy):
             registry=ClientRegistry(plan.clients, options.registration_timeout, options.roster, options.audit),
             aggregator=options.aggregator,
             rebalance_train=options.rebalance_train,
+            masks=options.masks,
             state=RunState(
                 adaptive_clipping.resumed(plan, arrays),
                 histogram=checkpoint.histogram if checkpoint else None,

@@ -203,16 +203,15 @@ def earlier_keys(server, tmp_path):
 
 
 OPEN_ATTACKS = {
-    "a client fewer": (lambda s: only(s, [c for c in s.cohort if c != 9]), "not that of round 1"),
-    "half of the cohort": (lambda s: only(s, s.cohort[:5]), "not that of round 1"),
-    "the victim alone": (lambda s: only(s, [VICTIM]), "not that of round 1"),
-    "a cohort without the victim": (lambda s: only(s, [c for c in s.cohort if c != VICTIM]), "not that of round 1"),
+    "half of the cohort": (lambda s: only(s, s.cohort[:5]), "smaller than min-cohort = 6"),
+    "the victim alone": (lambda s: only(s, [VICTIM]), "smaller than min-cohort = 6"),
+    "a cohort without the victim": (lambda s: only(s, [c for c in s.cohort if c != VICTIM]), "lacks this client"),
     "a plan for five clients, in a cohort of five": (
         lambda s: {**only(s, s.cohort[:5]), **terms(s, clients=5)},
         "smaller than min-cohort = 6",
     ),
     "a plan for three clients": (lambda s: {**only(s, (2, 3, 4)), **terms(s, clients=3)}, ""),
-    "slots in which the victim is not": (lambda s: {**terms(s, sampling_rate=0.5)}, "not that of round 1"),
+    "slots in which the victim is not": (lambda s: {**terms(s, sampling_rate=0.5)}, "not of the clients of round 1"),
     "round 4 of 3": (lambda s: {"round": 4}, "none of the plan's 3"),
     "a large dropout": (lambda s: terms(s, dropout=0.5), "dropout"),
     "a negative dropout": (lambda s: terms(s, dropout=-1.0), "dropout"),

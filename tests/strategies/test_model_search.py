@@ -179,7 +179,7 @@ def test_plans_that_do_not_support_a_search_are_refused(changes, options, messag
 
 
 def test_mechanisms_whose_proof_does_not_cover_it_are_refused():
-    with pytest.raises(StrategyError, match="requires mechanism joint or banded, or no privacy, not rr-slot"):
+    with pytest.raises(StrategyError, match="requires mechanism joint, banded or secure, or no privacy, not rr-slot"):
         IFCA(plan("rr-slot", 4, rounds=20), clusters=0)
     assert Joint.resizes
     assert IFCA(plan("banded", 4, rounds=20), clusters=0).searching

@@ -68,7 +68,7 @@ def towards(confidence):
 
 def tolerance(plan, k):
     """Five standard deviations of the noise in one coordinate of a model; exact without privacy."""
-    sensitivity = {"none": 0.0, "joint": 1.0, "banded": 1.0}.get(plan.mechanism, 2.0)
+    sensitivity = {"none": 0.0, "joint": 1.0, "banded": 1.0, "secure": math.sqrt(8 / 5)}.get(plan.mechanism, 2.0)
     noise = plan.noise_multiplier_updates * sensitivity * (plan.clip_norm if plan.private else 0.0)
     return 5 * noise / (CLIENTS / k) + 1e-6
 
@@ -174,9 +174,9 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
         assert accuracy["groups_found"] == 2
         assert accuracy["clustering_accuracy"] == 1.0
         assert accuracy["confusion"] == [4, 0, 0, 4]
-    if mechanism not in ("joint", "banded") and k == 2 and right:  # exact, or noise that flips no label
+    if mechanism not in ("joint", "banded", "secure") and k == 2 and right:  # exact, or noise that flips no label
         assert result.train_metrics_clientapp[1]["histogram"] == [4.0, 4.0]
-    if mechanism in ("joint", "banded"):
+    if mechanism in ("joint", "banded", "secure"):
         assert all("redraw" not in m.content["config"] for m in grid.sent)  # there is no histogram yet
 
 

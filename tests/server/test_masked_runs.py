@@ -1,0 +1,161 @@
+"""Simulated runs whose clients run the whole protocol of masks: the models are those without masks, bit for bit."""
+
+import json
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from coterie.client import masked_rounds
+from coterie.client.handlers import handle
+from coterie.client.state import ClientError
+from coterie.engine import in_process
+from coterie.privacy.mechanisms import secure
+from coterie.server import RunConfig, RunFolder
+from coterie.server.checkpoints import read_checkpoint
+from coterie.server.run import RunError
+from coterie.server.simulate import prepare, simulate
+from coterie.settings import ConfigError
+
+SETTINGS = {
+    "mechanism": "secure",
+    "clients": 12,
+    "groups": "2",
+    "rounds": 2,
+    "local-epochs": 1,
+    "clusters": 2,
+    "epsilon": 1e6,
+    "delta": 1e-3,
+    "evaluate": "off",
+    "corrupt": 2,
+}
+
+
+def zeros(rng, std, size):
+    return np.zeros(size, np.int64)
+
+
+@pytest.fixture
+def without_noise(monkeypatch):
+    for module in (masked_rounds, secure):
+        monkeypatch.setattr(module, "discrete_gaussian", zeros)
+
+
+def models_of(path, **settings):
+    config = RunConfig({**SETTINGS, "seed": 3, "out": str(path), **settings})
+    with closing(RunFolder.create(path, config, prepare(config))) as folder:
+        outcome = simulate(folder, cores=1)
+    checkpoint, _ = read_checkpoint(path / "checkpoint" / "state.safetensors")
+    return checkpoint.models, outcome
+
+
+def dropping(message_type, clients):
+    """A handler whose clients do not reply to one type of message."""
+
+    def drop(asked, content, of):
+        replies = handle(asked, content, of)
+        gone = [asked == message_type and client.client_id in clients for client in of]
+        return [ClientError("gone") if lost else reply for lost, reply in zip(gone, replies, strict=True)]
+
+    return drop
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"strategy": "fedcam"},
+        {"strategy": "fesem"},
+        {"strategy": "rr-cluster", "clipping": "adaptive"},
+        {"sampling-rate": 0.5, "clients": 24},
+    ],
+    ids=["ifca", "fedcam", "fesem", "rr-cluster, adaptive norm", "two slots"],
+)
+def test_masks_change_no_bit(tmp_path, without_noise, monkeypatch, settings):
+    monkeypatch.setattr(in_process, "_CHUNK", 1)  # clients that train together round their updates otherwise
+    plain, _ = models_of(tmp_path / "plain", **settings)
+    masked, outcome = models_of(tmp_path / "masked", masks=True, **settings)
+    np.testing.assert_array_equal(plain, masked)
+    assert outcome.skipped_rounds == ()
+    assert np.ptp(masked) > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "lost", "skipped"),
+    [
+        ("query.identity", {3, 7, 11}, ()),
+        ("train.open", {0, 1, 2}, ()),
+        ("train.masked", {3, 4, 5}, ()),
+        ("train.survivors", {0, 4, 8}, ()),
+        ("train.unmask", {9, 10, 11}, ()),
+        ("train.masked", {0, 1, 2, 3}, (1, 2)),
+        ("train.survivors", {0, 1, 2, 3}, (1, 2)),
+        ("train.unmask", {0, 1, 2, 3}, (1, 2)),
+    ],
+)
+def test_clients_may_drop_out_before_any_step(tmp_path, monkeypatch, caplog, step, lost, skipped):
+    """Nine of twelve must stay; with fewer, the round is charged and skipped."""
+    monkeypatch.setattr(in_process, "handle", dropping(step, lost))
+    models, outcome = models_of(tmp_path / "masked", masks=True)
+    assert outcome.skipped_rounds == skipped
+    assert outcome.charges == 2
+    if skipped:
+        assert "8 clients" in caplog.text
+        assert "of the 9 that mechanism secure requires" in caplog.text
+    assert np.isfinite(models).all()
+
+
+def test_a_run_that_no_round_can_open_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_process, "handle", dropping("train.open", {0, 1, 2, 3}))
+    with pytest.raises(RunError, match="no valid reply in the whole run"):
+        models_of(tmp_path / "masked", masks=True)
+
+
+def test_a_vector_that_is_none_spoils_one_round_and_is_noticed(tmp_path, monkeypatch, caplog):
+    def spoiled(asked, content, of):
+        replies = handle(asked, content, of)
+        if asked == "train.masked" and [client.client_id for client in of] == [5]:
+            record = replies[0]["update"]
+            vector = record["masked"].numpy() + np.uint32(2**30)
+            record["masked"] = type(record["masked"])(vector)
+        return replies
+
+    monkeypatch.setattr(in_process, "handle", spoiled)
+    _, outcome = models_of(tmp_path / "masked", masks=True)
+    assert outcome.skipped_rounds == (1, 2)
+    assert "the sum of the clients' vectors is impossible: its norm exceeds" in caplog.text
+
+
+def test_the_run_folder_holds_no_label_and_no_vector_of_a_client(tmp_path):
+    models_of(tmp_path / "masked", masks=True)
+    lines = (tmp_path / "masked" / "metrics.jsonl").read_text().splitlines()
+    assert {*json.loads(lines[0])} <= {
+        "round",
+        "epsilon",
+        "epsilon_rdp",
+        "reseeded",
+        "seconds",
+        "seconds_total",
+        "histogram",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"masks": True, "mechanism": "joint"}, "only with secure"),
+        ({"masks": True, "mechanism": "banded"}, "only with secure"),
+    ],
+)
+def test_masks_without_noise_are_refused(settings, problem):
+    with pytest.raises(ConfigError, match=problem):
+        RunConfig(settings)
+
+
+def test_masks_need_the_local_engine(tmp_path):
+    config = RunConfig({**SETTINGS, "masks": True, "out": str(tmp_path / "run")})
+    with (
+        closing(RunFolder.create(tmp_path / "run", config, prepare(config))) as folder,
+        pytest.raises(ConfigError, match="use the local engine"),
+    ):
+        simulate(folder, "ray")
