@@ -173,8 +173,8 @@ MUTATIONS = [
     Mutation(
         "masked client: any cohort will do",
         _MASKED,
-        "if cohort != tuple(",
-        "if False and cohort != tuple(",
+        "if not set(cohort) <= set(",
+        "if False and not set(cohort) <= set(",
         f"{_MASKED_HOSTILE}::test_cohorts_and_plans_that_are_too_weak_are_refused",
     ),
     Mutation(
