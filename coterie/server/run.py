@@ -231,7 +231,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         personalize=None if evaluation.personalize == "none" else evaluation.personalize,
         recorder=folder,
         resume_from=folder.resumed,
-        masks=config.privacy.masks,
+        masks=config.privacy.masks or folder.masks,
         roster=roster_of(config, folder.seen_rosters),
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,

@@ -18,6 +18,18 @@ from coterie.deploy.trial import processes_of
 from coterie.privacy import read_ledger
 
 DONE = "Ctrl-C ends everything"
+#: Settings of a run whose clients mask their updates.
+MASKED = {
+    "strategy": "ifca",
+    "clusters": 2,
+    "rounds": 2,
+    "samples-per-client": 0,
+    "privacy-unit": "client",
+    "mechanism": "secure",
+    "epsilon": 50,
+    "delta": 1e-3,
+    "evaluate": "off",
+}
 poc = import_module("coterie.cli.poc")  # the package has the function by this name
 
 
@@ -159,6 +171,31 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
     assert (header["epsilon"], {charge["round"] for charge in charges}) == (20, {1, 2, 3})
     others = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
     assert {path.suffix for path in others} <= {".crt", ".pub", ".json"}, others
+
+
+@pytest.mark.slow
+def test_ten_clients_mask_their_updates(tmp_path):
+    folder = tmp_path / "trial"
+    words = [f"--set={name}={value}" for name, value in MASKED.items()]
+    process, log = start(folder, "--clients", 10, "--once", *words)
+    try:
+        until(lambda: "results: " in log.read_text(), process, log, 300)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    (run,) = (folder / "runs").glob("*/")
+    result, certificate = (json.loads((run / name).read_text()) for name in ("result.json", "privacy.json"))
+    assert (result["rounds"], result.get("skipped_rounds", []), certificate["certified"]) == (2, [], True)
+    assert certificate["mechanism"] == "secure"
+    for client in range(10):
+        home = folder / "clients" / str(client)
+        _, charges = read_ledger(home / f"client-{client}.ledger.jsonl")
+        assert [(charge["round"], charge["sampler"]) for charge in charges] == [(1, "discrete"), (2, "discrete")]
+        entries = [json.loads(line) for line in (home / f"client-{client}.audit.jsonl").read_text().splitlines()]
+        steps = ["train.open", "train.masked", "train.survivors", "train.unmask"]
+        assert [entry["type"] for entry in entries if entry.get("round")] == 2 * steps
+        assert not list(home.glob("*.open-round"))
 
 
 @pytest.mark.slow

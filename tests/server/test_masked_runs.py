@@ -5,12 +5,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from flwr.common.serde import recorddict_to_proto
 
 from coterie.client import masked_rounds
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError
 from coterie.engine import in_process
 from coterie.privacy.mechanisms import secure
+from coterie.secure import MaskingClient, discrete_gaussian
 from coterie.server import RunConfig, RunFolder
 from coterie.server.checkpoints import read_checkpoint
 from coterie.server.run import RunError
@@ -159,3 +161,41 @@ def test_masks_need_the_local_engine(tmp_path):
         pytest.raises(ConfigError, match="use the local engine"),
     ):
         simulate(folder, "ray")
+
+
+def integers_inside(integers, content):
+    """Whether eight consecutive integers of a vector, not all zero, are in some bytes, modulo 2^32."""
+    words = np.asarray(integers).astype(np.uint32).astype("<u4")
+    windows = (words[start : start + 8] for start in range(len(words) - 7))
+    return any(window.any() and window.tobytes() in content for window in windows)
+
+
+@pytest.mark.parametrize("leaks", [False, True], ids=["masked", "planted leak"])
+def test_no_reply_and_no_file_holds_integers_of_a_client(tmp_path, monkeypatch, leaks):
+    """Three of ten drop out after they have sent their vectors; their masks are then known to nobody."""
+    replies, vectors = bytearray(), []
+
+    def recorded(asked, content, of):
+        made = handle(asked, content, of)
+        for reply in made:
+            replies.extend(recorddict_to_proto(reply).SerializeToString())
+        gone = [asked == "train.survivors" and client.client_id in (1, 2, 3) for client in of]
+        return [ClientError("gone") if lost else reply for lost, reply in zip(gone, made, strict=True)]
+
+    def drawn(rng, std, size):
+        noise = discrete_gaussian(rng, std, size)
+        vectors.append(noise)
+        return noise
+
+    monkeypatch.setattr(in_process, "handle", recorded)
+    monkeypatch.setattr(masked_rounds, "discrete_gaussian", drawn)
+    if leaks:
+        monkeypatch.setattr(MaskingClient, "masked", lambda masking, vector: vector)
+    models_of(tmp_path / "masked", masks=True, rounds=1, epsilon=1e4)
+    folder = tmp_path / "masked"
+    own = folder / "clients"  # the state of the clients
+    files = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file() and own not in path.parents)
+    assert len(vectors) == 12
+    # Entries of the other cluster are noise alone: without a mask, they are in the clear.
+    assert any(integers_inside(vector, bytes(replies)) for vector in vectors) == leaks
+    assert not any(integers_inside(vector, files) for vector in vectors)

@@ -98,9 +98,14 @@ def test_what_it_does_not_support_is_refused_before_the_run(settings, problem):
         prepare()
 
 
-def test_deployed_runs_are_refused():
-    with pytest.raises(ConfigError, match="in simulations only"):
-        RunConfig({"mechanism": "secure"}, deployed=True)
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({}, "requires a roster"), ({"roster": "roster.json", "evaluate": "private"}, "mask updates, not scores")],
+)
+def test_deployed_runs_mask_updates_and_nothing_else(settings, problem):
+    with pytest.raises(ConfigError, match=problem):
+        RunConfig({"mechanism": "secure", **settings}, deployed=True)
+    assert RunConfig({"mechanism": "secure", "roster": "roster.json"}, deployed=True).evaluation.evaluate == "off"
 
 
 def test_single_updates_are_not_released():

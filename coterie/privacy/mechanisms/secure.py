@@ -18,7 +18,7 @@ modular clipping, and with one block per cluster.
      6  divisors   D_j = n' / k of n' survivors, or max(B, 1, (~h R)_j)
 
 A client's contribution has norm D under noise of at least sigma D, whoever sees the sum: one Gaussian event, by Renyi
-divergences, per round of its slot. Theorem 8 and its proof: docs/privacy.md.
+divergences, per round of its slot. Theorem 9 and its proof: docs/privacy.md.
 
 A simulation adds the same integers without masks and draws the noise of all survivors at once: a sum of discrete
 Gaussians of deviation s >= 32 has the law of one to 10^-300 (Kairouz et al., Theorem 1).
