@@ -58,7 +58,7 @@ from coterie.files import (
 )
 from coterie.models import fingerprint
 from coterie.plugins import source_hash
-from coterie.privacy import Ledger, LedgerError, Plan, Secure, SharedBudget, certificate, plan_from_terms, read_ledger
+from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
 from coterie.privacy.manifest import MANIFEST, SIGNATURE, manifest_of
@@ -114,11 +114,6 @@ class RunFolder(Recorder):
         self._opened, self._earlier = time.monotonic(), 0.0
         if resumed is not None and (records := self.rounds()):
             self._earlier = records[-1].seconds_total or 0.0
-
-    @property
-    def masks(self) -> bool:
-        """Whether deployed clients mask their vectors."""
-        return self.seen_rosters is not None and isinstance(self.plan, Secure)
 
     @property
     def seconds_total(self) -> float:

@@ -25,7 +25,7 @@ from coterie.deploy.roster import RosterFile, authority_beside
 from coterie.files import read_bytes
 from coterie.logs import printable
 from coterie.plugins import sources
-from coterie.privacy import Streams
+from coterie.privacy import Secure, Streams
 from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
 from coterie.rounds.score_estimates import estimated
 from coterie.server import planning
@@ -220,7 +220,7 @@ def rounds_of(config: RunConfig) -> int:
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
-    evaluation = config.evaluation
+    evaluation, deployed = config.evaluation, folder.seen_rosters is not None
     options = replace(
         config.strategy_options(config.server_lr),
         ledger=folder.ledger,
@@ -231,7 +231,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         personalize=None if evaluation.personalize == "none" else evaluation.personalize,
         recorder=folder,
         resume_from=folder.resumed,
-        masks=config.privacy.masks or folder.masks,
+        masks=config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),
         roster=roster_of(config, folder.seen_rosters),
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
