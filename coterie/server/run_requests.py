@@ -9,7 +9,7 @@ from typing import Any
 from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import Roster, authority_beside, read_authorities
 from coterie.deploy.run_request import RunRequest
-from coterie.privacy import RecordLevel
+from coterie.privacy import RecordLevel, Secure
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.settings import ConfigError
@@ -36,13 +36,14 @@ def terms_of(config: RunConfig) -> dict[str, Any]:
     plan = planning.sketch(config)
     plans = plan.client_plans[: plan.clients] if isinstance(plan, RecordLevel) else (plan,)
     private = unit != "none"
+    trained = [f"masked {what}" if isinstance(plan, Secure) else what for what in config.method.releases]
     return {
         "strategy": config.run.strategy,
         "privacy_unit": unit,
         "epsilon": max(each.epsilon for each in plans) if private else None,
         "delta": max(each.delta for each in plans) if private else None,
         "rounds": config.run.rounds,
-        "releases": (*config.method.releases, *(evaluation if config.evaluation.evaluate != "off" else [])),
+        "releases": (*trained, *(evaluation if config.evaluation.evaluate != "off" else [])),
     }
 
 

@@ -212,6 +212,8 @@ def test_terms_follow_from_the_settings():
     assert terms_of(config(strategy="lcfl", evaluate="diagnostic"))["releases"] == ("losses", "updates", "scores")
     plain = terms_of(RunConfig({"strategy": "kfed"}, deployed=True))
     assert (plain["epsilon"], plain["delta"], plain["releases"]) == (None, None, ("centroids", "counts"))
+    masked = {"mechanism": "secure", "roster": "roster.json"}
+    assert terms_of(RunConfig(masked, deployed=True))["releases"] == ("masked updates",)
 
 
 def test_every_method_states_what_it_releases():
