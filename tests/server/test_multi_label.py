@@ -326,7 +326,7 @@ def test_partitions_and_shifts_by_class_are_refused(library, tmp_path, more, mes
         ({"strategy": "kfed"}, "kfed compares clusters of records with classes, but the data have 3 labels"),
         ({"class-weights": "1,2,3"}, "pos-weight has one number, or one for each of 3 labels"),
         ({"pos-weight": "1,2"}, "pos-weight has one number, or one for each of 3 labels"),
-        ({"evaluate": "private", "score-share": 0.1}, "the task is to predict 3 labels, not two classes"),
+        ({"evaluate": "private", "score-share": 0.1}, "the task is to predict 3 labels, not two to 10 classes"),
         ({"num-classes": 8}, "num-classes = 8: the table-schema makes it 3"),
     ],
 )

@@ -296,7 +296,7 @@ def test_sites_whose_times_are_all_censored_train_and_say_so(sites, tmp_path, co
         ({"task": "regression"}, "task = 'regression': the data have times in 3 bins, whose task is survival"),
         ({"strategy": "ffcm"}, "but the data have times in 3 bins"),
         ({"pos-weight": "2"}, "survival has no weights; leave it out"),
-        ({"evaluate": "private", "score-share": 0.1}, "the task is to predict times in 3 bins, not two classes"),
+        ({"evaluate": "private", "score-share": 0.1}, "the task is to predict times in 3 bins, not two to 10 classes"),
     ],
 )
 def test_what_needs_classes_is_refused_in_one_line(sites, more, message):
