@@ -621,7 +621,7 @@ def test_audit_of_what_is_shipped(coterie):
     assert (status, err) == (0, "")
     report = document(out)
     assert (report["draws"], report["seed"], report["violations"]) == (60_000, 0, [])
-    assert {finding["mechanism"] for finding in report["findings"]} == {"joint", "banded", "rr-slot", "paper"}
+    assert {finding["mechanism"] for finding in report["findings"]} == {"joint", "banded", "secure", "rr-slot", "paper"}
     for finding in report["findings"]:
         assert finding["violated"] is not finding["certifying"]
         assert all({"epsilon", "delta_lower_bound", "delta_claimed"} == set(delta) for delta in finding["deltas"])
@@ -633,7 +633,7 @@ def test_audit_for_people(coterie, monkeypatch):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 14  # twelve attacks and the last sentence
+    assert out.count("holds") == 14  # thirteen attacks and the last sentence
     assert "control" not in out
     assert "but not its absence" in out.splitlines()[-1]
 
