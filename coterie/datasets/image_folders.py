@@ -44,7 +44,7 @@ def read_images(
         home: folder with the names of the classes or labels.
         shape: (C, H, W) to which images are converted; None only inspects them.
         need_targets: whether images must have targets.
-        task: what models predict, if a list says it; None: folders are classes.
+        task: what models predict, if a list says it, or may (real targets); None: folders are classes.
 
     Raises:
         DataError: a list cannot be read, or is missing.
@@ -57,7 +57,7 @@ def read_images(
     names = _class_names(home / CLASSES)
     if task is not None:
         listed = read_labels(folder, home, task, names)
-        if listed is None and need_targets:
+        if listed is None and need_targets and not task.real:
             raise DataError(no_labels(folder, task))
         if listed is not None:
             return _Reader(folder, shape).listed(listed, task)
@@ -86,7 +86,7 @@ class _Reader:
     def __init__(self, folder: Path, shape: Shape | None) -> None:
         self._folder, self._shape = folder, shape
         self._x: list[Array] = []
-        self._y: list[int] = []
+        self._y: list[float] = []
         self._held_out: list[bool] = []
         self._sizes: set[Shape] = set()
         self._problems: list[str] = []
@@ -119,8 +119,8 @@ class _Reader:
         names = task.target_names(of_list.names)
         for file in files_below(self._folder):
             if file in of_list.targets:
-                target = int(of_list.targets[file])
-                self._read(file, target, names[target] if names else "")
+                target = of_list.targets[file]
+                self._read(file, target, names[int(target)] if names else "")
             elif folder_entries.is_image(file):
                 reason = (
                     f"image whose row in {LABELS} has an error"
@@ -131,15 +131,17 @@ class _Reader:
             elif file.name != CLASSES:
                 self.leave_out([file])
         nothing = f"{self._folder}: no image has a row in {LABELS}, such as a.png"
-        return replace(self.records(True, names, nothing), label_names=of_list.names)
+        return replace(self.records(True, names, nothing, not task.real), label_names=of_list.names)
 
     def leave_out(self, entries: list[Path], class_name: str = "") -> None:
         """Account for files and folders that are not read."""
         for entry in entries:
             self._losses += folder_entries.losses_of(entry, self._folder, class_name)
 
-    def records(self, has_targets: bool, class_names: tuple[str, ...], nothing: str = "") -> Records:
-        """Return all images that were read; with what to say if there are none."""
+    def records(
+        self, has_targets: bool, class_names: tuple[str, ...], nothing: str = "", labelled: bool = True
+    ) -> Records:
+        """Return all images that were read; with what to say if there are none, and whether targets are labels."""
         if not self._x:
             self._problems.append(
                 nothing
@@ -154,14 +156,14 @@ class _Reader:
             y=np.array(self._y, float),
             held_out=np.array(self._held_out, bool),
             whole=True,
-            labelled=True if has_targets else None,
+            labelled=labelled if has_targets else None,
             problems=tuple(self._problems),
             has_targets=has_targets,
             left_out=LeftOut.of(self._losses),
             class_names=class_names,
         )
 
-    def _read(self, file: Path, label: int, class_name: str) -> None:
+    def _read(self, file: Path, label: float, class_name: str) -> None:
         classes = {class_name: 1} if class_name else {}
         try:
             image = read_image(file, self._shape)

@@ -56,6 +56,7 @@ def read(
     """
     root = path.expanduser()
     several = task if task is not None and task.num_cells > 1 else None
+    listed = task if task is not None and task.real else several
     tables: Readers = dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema, columns=columns))
     if schema is None and several is not None:
         tables = dict.fromkeys(TABLE_SUFFIXES, partial(_refused_table, task=several))
@@ -65,12 +66,12 @@ def read(
         if not root.is_dir() or (train is None and test is None and is_parquet_folder(root)):
             return _file(root, readers, need_targets)
         if train is None and test is None:
-            return read_images(root, root, shape, need_targets, several), None
+            return read_images(root, root, shape, need_targets, listed), None
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
-        records = _part(train, root, shape, readers, several)
-        records = replace(records, left_out=records.left_out + beside(root, LIST_FILES if several else ()))
-        return records, None if test is None else _part(test, root, shape, readers, several)
+        records = _part(train, root, shape, readers, listed)
+        records = replace(records, left_out=records.left_out + beside(root, LIST_FILES if listed else ()))
+        return records, None if test is None else _part(test, root, shape, readers, listed)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 

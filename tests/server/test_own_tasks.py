@@ -103,6 +103,27 @@ def test_a_run_on_image_folders(sites, coterie, task):
     assert coterie("predict", "run", sites / "client-0", "--out", "p.csv")[0] == 0
 
 
+def test_a_regression_on_image_folders(sites, coterie):
+    for site in range(3):
+        bits = images(sites / f"client-{site}", "multi-label", seed=site)
+        rows = ["file,target", *(f"{i}.png,{left - 0.5 * right:g}" for i, (left, right) in enumerate(bits))]
+        (sites / f"client-{site}" / "labels.csv").write_text("\n".join(rows) + "\n")
+    good = (sites / "client-0" / "labels.csv").read_text()
+    (sites / "client-0" / "labels.csv").write_text(good + "59.png,warm\n")
+    words = ("--set", "task=regression", "--set", "input-shape=1x6x6", "--set", "dataset=own", "--data-dir", "sites")
+    words += ("--strategy", "fedavg", "--clients", 3, "--set", "model=linear", "--set", "privacy-unit=none")
+    words += ("--rounds", 30, "--set", "lr=0.1", "--seed", 1, "--out", "run")
+    status, _, error = coterie("run", *words)
+    assert status == 1
+    assert "column 'target': not a number, 1 record dropped: row 62 (warm)" in error
+    (sites / "client-0" / "labels.csv").write_text(good)
+    status, _, error = coterie("run", *words)
+    assert status == 0, error
+    scores = json.loads((sites.parent / "run" / "diagnostics.json").read_text())
+    assert scores["rmse"] < 0.6 * scores["baseline_rmse"]
+    assert coterie("predict", "run", sites / "client-1", "--out", "p.csv")[0] == 0
+
+
 @pytest.mark.parametrize("task", DECLARED)
 def test_a_run_on_archives_at_record_level(sites, coterie, task):
     archives(sites, task)
