@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -173,20 +174,60 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
     assert {path.suffix for path in others} <= {".crt", ".pub", ".json"}, others
 
 
+def memory_of(process):
+    """The contents of the memory of a process of this user."""
+    with Path(f"/proc/{process}/mem").open("rb", 0) as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            area, mode, *_ = line.split()
+            begin, end = (int(number, 16) for number in area.split("-"))
+            if mode.startswith("rw") and end - begin < 1 << 30:
+                with suppress(OSError, ValueError):
+                    memory.seek(begin)
+                    yield memory.read(end - begin)
+
+
+def seen(vectors, contents):
+    """Whether eight consecutive integers of some vectors, of every eighth place, are in one of some contents."""
+    parts = {vector[start : start + 32] for vector in vectors for start in range(0, len(vector) - 32, 32)}
+    ends = np.zeros(1 << 16, bool)  # of first integers, so that few places are looked at
+    ends[[int.from_bytes(part[:2], "little") for part in parts]] = True
+    for content in contents:
+        for begin in range(4):
+            words = np.frombuffer(content, "<u2", offset=begin, count=(len(content) - begin) // 4 * 2)[::2]
+            places = begin + 4 * np.flatnonzero(ends[words])
+            if any(content[place : place + 32] in parts for place in places.tolist()):
+                return True
+    return False
+
+
 @pytest.mark.slow
-def test_ten_clients_mask_their_updates(tmp_path):
-    folder = tmp_path / "trial"
+def test_ten_clients_mask_their_updates(tmp_path, monkeypatch):
+    """The server's database, memory, run folder and logs hold masked vectors, and no integers of a client."""
+    folder, watched = tmp_path / "trial", tmp_path / "watched"
+    watched.mkdir()
+    monkeypatch.setenv("WATCHED", str(watched))
+    hook = str(Path(__file__).with_name("watched"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([hook, os.environ.get("PYTHONPATH", "")]))
     words = [f"--set={name}={value}" for name, value in MASKED.items()]
-    process, log = start(folder, "--clients", 10, "--once", *words)
+    process, log = start(folder, "--clients", 10, *words)
     try:
-        until(lambda: "results: " in log.read_text(), process, log, 300)
-        assert process.wait(60) == 0
+        until(lambda: DONE in log.read_text(), process, log, 300)
+        commands = {number: Path(f"/proc/{number}/cmdline").read_bytes() for number in processes_of(folder)}
+        (superlink,) = (number for number, command in commands.items() if b"coterie.cli\0superlink" in command)
+        files = [path for name in ("runs", "logs") for path in (folder / name).rglob("*") if path.is_file()]
+        held = [path.read_bytes() for path in (*files, *folder.glob("superlink.db*"))]
+        held += memory_of(superlink)
+        assert end(process) == 0
     finally:
         process.kill()
         process.wait()
     (run,) = (folder / "runs").glob("*/")
     result, certificate = (json.loads((run / name).read_text()) for name in ("result.json", "privacy.json"))
     assert (result["rounds"], result.get("skipped_rounds", []), certificate["certified"]) == (2, [], True)
+    clear, sent = ([path.read_bytes() for path in watched.glob(f"*.{kind}")] for kind in ("clear", "sent"))
+    assert len(clear) == len(sent) == 20
+    assert seen(sent, held)
+    assert not seen(clear, held)
     assert certificate["mechanism"] == "secure"
     for client in range(10):
         home = folder / "clients" / str(client)
