@@ -138,7 +138,7 @@ MUTATIONS = [
     Mutation(
         "masked client: the noise is missing",
         _MASKED,
-        "vector += discrete_gaussian(rng, plan.noise_steps, len(vector))",
+        "vector += plan.noise(rng, len(vector))",
         "vector += 0",
         f"{_MASKED_TEST}::test_the_noise_has_the_deviation_of_the_plan_and_is_never_the_same",
     ),

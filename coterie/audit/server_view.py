@@ -82,7 +82,8 @@ def _run(attack: ServerAttack, draws: int, streams: Streams) -> Finding:
 def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
     """(draws, n) noise of the honest survivors, in units of the sensitivity."""
     size, honest = attack.plan.vector_size(_SIZE), attack.plan.contributors - attack.missing
-    total = sum(attack.plan.noise(streams, client, draws * size) for client in range(honest))
+    rngs = (streams.stream("noise", client) for client in range(honest))
+    total = sum(attack.plan.noise(rng, draws * size) for rng in rngs)
     return np.asarray(total, np.float64).reshape(draws, size) / STEPS
 
 

@@ -33,7 +33,7 @@ from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
 from coterie.privacy import PrivacyError, Secure, Streams
-from coterie.secure import MaskedRound, MaskingClient, SecureError, discrete_gaussian, to_modulus
+from coterie.secure import MaskedRound, MaskingClient, SecureError, to_modulus
 from coterie.secure.integers import STEPS, Integers
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (
@@ -239,7 +239,7 @@ class _Half:
         vector = self._contribution(plan, cohort)
         seed = None if self.client.deployed else cohort.config.seed
         rng = Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt)
-        vector += discrete_gaussian(rng, plan.noise_steps, len(vector))
+        vector += plan.noise(rng, len(vector))
         return masking.masked(to_modulus(vector))
 
     def _charge(self, plan: Secure, cohort: Cohort) -> None:

@@ -17,6 +17,7 @@ from coterie.client.identity import Client
 from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
+from coterie.privacy.mechanisms import secure
 from coterie.secure import MaskingClient, discrete_gaussian, to_modulus, unmasked_sum
 from coterie.wire.messages import CONFIG, REPLY, Layout
 
@@ -119,7 +120,7 @@ def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hid
 
     original, noises = masked_rounds.train_without_dp, []
     monkeypatch.setattr(masked_rounds, "train_without_dp", trained)
-    monkeypatch.setattr(masked_rounds, "discrete_gaussian", noise)
+    monkeypatch.setattr(secure, "discrete_gaussian", noise)
     server = Server(sites, plan, **METHODS[method])
     for step in (server.open, server.train, server.sign, server.unmask):
         step()

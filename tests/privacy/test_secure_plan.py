@@ -100,7 +100,7 @@ def test_the_least_honest_survivors_have_the_noise_of_the_guarantee():
     assert (plan.threshold(1), plan.contributors) == (21, 19)
     assert math.isclose(plan.noise_steps * math.sqrt(19), 1.5 * STEPS)
     assert math.isclose(plan.noise_of_sums(1), 0.5 * plan.noise_multiplier_updates * math.sqrt(30 / 19))
-    drawn = sum(plan.noise(Streams(), client, 20_000) for client in range(19))
+    drawn = sum(plan.noise(Streams().stream("noise"), 20_000) for _ in range(19))
     assert math.isclose(np.std(drawn), 1.5 * STEPS, rel_tol=0.03)
 
 
@@ -118,7 +118,7 @@ def test_noise_of_a_release_is_that_of_all_survivors():
 
 def test_noise_that_is_inside_is_not_added_again():
     plan, rows = make(), updates(30)
-    total = sum(plan.encode(row, 0, 0) + plan.noise(Streams(), 0, plan.vector_size(SIZE)) for row in rows)
+    total = sum(plan.encode(row, 0, 0) + plan.noise(Streams().stream("noise"), plan.vector_size(SIZE)) for row in rows)
     contributions = plan.contributions(SIZE)
     contributions.add_vectors(to_modulus(total).view(np.int32).astype(np.int64), 30)
     released = [plan.release(charged(plan), contributions, Streams(), 1) for _ in range(2)]

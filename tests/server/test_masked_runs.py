@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flwr.common.serde import recorddict_to_proto
 
-from coterie.client import masked_rounds
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError
 from coterie.engine import in_process
@@ -39,8 +38,7 @@ def zeros(rng, std, size):
 
 @pytest.fixture
 def without_noise(monkeypatch):
-    for module in (masked_rounds, secure):
-        monkeypatch.setattr(module, "discrete_gaussian", zeros)
+    monkeypatch.setattr(secure, "discrete_gaussian", zeros)
 
 
 def models_of(path, **settings):
@@ -188,7 +186,7 @@ def test_no_reply_and_no_file_holds_integers_of_a_client(tmp_path, monkeypatch, 
         return noise
 
     monkeypatch.setattr(in_process, "handle", recorded)
-    monkeypatch.setattr(masked_rounds, "discrete_gaussian", drawn)
+    monkeypatch.setattr(secure, "discrete_gaussian", drawn)
     if leaks:
         monkeypatch.setattr(MaskingClient, "masked", lambda masking, vector: vector)
     models_of(tmp_path / "masked", masks=True, rounds=1, epsilon=1e4)

@@ -194,9 +194,9 @@ class Secure(InTurn):
         contributions.add(0, label, redrawn_label, update)
         return contributions.vector()
 
-    def noise(self, streams: Streams, client: int, size: int) -> Integers:
-        """Return (size,) integers of one client's noise (line 3), from its own streams, which are secret."""
-        return discrete_gaussian(streams.stream("noise", client), self.noise_steps, size)
+    def noise(self, rng: np.random.Generator, size: int) -> Integers:
+        """Return (size,) integers of one client's noise (line 3), from a generator of its own, which is secret."""
+        return discrete_gaussian(rng, self.noise_steps, size)
 
     # ---- a round ------------------------------------------------------------------------------------------
 
@@ -257,7 +257,8 @@ class Secure(InTurn):
             raise NothingReleasedError(f"{survivors} clients are left of the {least} that mechanism secure requires")
         released = super().release(permit, contributions, streams, attempt, redraw, state)
         noise = self.noise_of_all(super().noise_of_sums(permit.round), survivors)
-        if problem := self._impossible(released, survivors, noise):
+        rows = self.num_clusters if contributions.shared else 1  # every row repeats a shared block
+        if problem := self._impossible(released, survivors, noise, rows):
             raise NothingReleasedError(f"the sum of the clients' vectors is impossible: {problem}")
         cohort = released.cohort if self.divisor == "released" else float(survivors)
         below = None if released.below is None else 0.5 + (released.below - 0.5) * self._cohort / survivors
@@ -267,16 +268,15 @@ class Secure(InTurn):
     def _cohort(self) -> float:
         return self.rate * self.clients
 
-    def _impossible(self, released: ReleasedSums, survivors: int, noise: float) -> str:
+    def _impossible(self, released: ReleasedSums, survivors: int, noise: float, rows: int) -> str:
         """Return why honest clients' vectors do not have this sum; empty if they may."""
-        k = len(released.sums)
         limit = survivors * self.scale + noise * (math.sqrt(released.sums.size) + _DEVIATIONS)
-        if not float(np.linalg.norm(released.sums)) <= limit * math.sqrt(k):  # a shared block is in every row
+        if not float(np.linalg.norm(released.sums)) <= limit * math.sqrt(rows):
             return "its norm exceeds that of all clients together"
         if released.histogram is None:
             return ""
         deviation = self.noise_of_all(self.noise_multiplier_counts or 0.0, survivors)
-        if abs(float(released.histogram.sum()) - survivors) > _DEVIATIONS * deviation * math.sqrt(k):
+        if abs(float(released.histogram.sum()) - survivors) > _DEVIATIONS * deviation * math.sqrt(self.num_clusters):
             return f"its counts do not add up to {survivors} clients"
         return ""
 
