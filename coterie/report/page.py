@@ -500,7 +500,7 @@ def _guarantee(run: Run) -> list[str]:
         if run.certificate.get("mechanism") == "secure":
             paragraphs.append(
                 "It holds against the server as well, which learns sums with this noise alone. This assumes that "
-                "enough clients of every round are honest, and that its computers do not break the cryptography."
+                "enough clients of every round are honest, and that nobody breaks the cryptography."
             )
     else:
         paragraphs.append(
