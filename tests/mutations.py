@@ -285,7 +285,7 @@ MUTATIONS = [
     Mutation(
         "secure: a simulation draws the noise of one client",
         _SECURE,
-        "return discrete_gaussian(rng, self.noise_of_all(noise, survivors) * STEPS, size)",
+        "return discrete_gaussian(rng, self._noise_of_all(noise, survivors) * STEPS, size)",
         "return discrete_gaussian(rng, self.noise_steps, size)",
         "tests/privacy/test_secure_plan.py::test_noise_of_a_release_is_that_of_all_survivors",
     ),
@@ -363,8 +363,8 @@ MUTATIONS = [
     Mutation(
         "the shared block is divided by the number of replies",
         _PLAN,
-        "cohort = self.rate * self.clients",
-        "cohort = max(float(contributions.counts.sum()), 1.0)",
+        "members = cohort = self.cohort_of(contributions)",
+        "members = cohort = max(float(contributions.counts.sum()), 1.0)",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(

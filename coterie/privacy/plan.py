@@ -500,6 +500,22 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     ) -> MechanismOutput:
         """Run the mechanism without a ledger: called by :meth:`release` and attacked by the audit."""
 
+    def check_release(self, number: int, contributions: Contributions) -> None:
+        """Check that the contributions of a round can be released.
+
+        Raises:
+            NothingReleasedError: they cannot, for a public reason: the round is skipped, and its charge stays.
+        """
+        return
+
+    def cohort_of(self, contributions: Contributions) -> float:
+        """Return the public number of clients of a release: qM, whoever replied."""
+        return self.rate * self.clients
+
+    def noise_of_release(self, number: int, contributions: Contributions) -> float:
+        """Return the standard deviation of the noise in a coordinate of the sums of this release."""
+        return self.noise_of_sums(number)
+
     def release(
         self,
         permit: Permit,
@@ -521,8 +537,10 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
         Raises:
             LedgerError: the permit was already used, or is for another event.
+            NothingReleasedError: see :meth:`check_release`.
         """
         self._spend(permit)
+        self.check_release(permit.round, contributions)
         state = self.state_of(state, permit.round)
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
@@ -531,7 +549,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         sums, divisors = output.sums[0], output.divisors[0]
         histogram = None if output.histogram is None else output.histogram[0]
         sums[:, : contributions.shared] = sums[0, : contributions.shared]  # summed and noised once, in row 0
-        cohort = self.rate * self.clients
+        members = cohort = self.cohort_of(contributions)
         if self.divisor == "released" and histogram is not None:
             cohort = max(float(histogram.sum()), 1.0)
         return ReleasedSums(
@@ -541,8 +559,8 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             histogram=histogram,
             divisors=divisors,
             cohort=cohort,
-            noise=self.noise_of_sums(permit.round),
-            below=None if output.below is None else 0.5 + float(output.below[0]) / (self.rate * self.clients),
+            noise=self.noise_of_release(permit.round, contributions),
+            below=None if output.below is None else 0.5 + float(output.below[0]) / members,
         )
 
     def release_each(self, permit: Permit, contributions: SingleContributions[R]) -> R:

@@ -92,7 +92,7 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
         if not self._enough(openings, least, "opened the round"):
             return
         trained = {client: self._train_content(client, openings) for client in openings}
-        vectors = yield from self._step(self._train_request(openings, None), trained, read_masked, round)
+        vectors = yield from self._step(self._train_request({}, -1), trained, read_masked, round)
         self._run.statistics.accepted += len(vectors)
         if not self._enough(vectors, least, "sent a vector"):
             return
@@ -149,10 +149,10 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
     def _content(self, request: RoundRequest) -> RecordDict:
         return RecordDict({CONFIG: ConfigRecord({**self._run.state.config, **request.to_record()})})
 
-    def _train_request(self, openings: Mapping[int, Opening], receiver: int | None) -> MaskedTrainRequest:
+    def _train_request(self, openings: Mapping[int, Opening], receiver: int) -> MaskedTrainRequest:
         assert isinstance(self.request, TrainRequest)
         asked = {entry.name: getattr(self.request, entry.name) for entry in fields(self.request)}
-        opened = opened_fields(openings if receiver is not None else {}, -1 if receiver is None else receiver)
+        opened = opened_fields(openings, receiver)
         return MaskedTrainRequest(**asked, run=self._run.name, attempt=self._attempt, **opened)
 
     def _train_content(self, client: int, openings: Mapping[int, Opening]) -> RecordDict:

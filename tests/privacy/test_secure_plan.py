@@ -193,6 +193,20 @@ def test_evaluations_need_the_clients_too():
 # ---- who takes part ---------------------------------------------------------------------------------------
 
 
+def test_a_histogram_of_several_classes_is_that_of_joint():
+    numbers = {**NUMBERS, "epsilon": 1e6, "histogram_classes": 3}
+    counts = {client: np.arange(3 * CELLS) % 7 for client in range(30)}
+    released = []
+    for plan in (Secure.calibrated_with_histogram(0.1, **numbers), Joint.calibrated_with_histogram(0.1, **numbers)):
+        permit = plan.charge_histogram(Ledger(plan.delta, accountant="rdp"), 1)
+        released.append(plan.release_histogram(permit, counts, Streams(), 1))
+    secure, joint = released
+    assert secure.counts.shape == joint.counts.shape
+    deviation = np.max(secure.deviations) + np.max(joint.deviations)
+    assert np.all(np.abs(secure.counts - joint.counts) < 7 * deviation)
+    assert np.max(joint.counts) > 7 * deviation
+
+
 def test_slots_take_turns_and_every_client_is_charged_for_its_own():
     plan = make(clients=50, sampling_rate=0.2, rounds=12)
     cohorts = [plan.sample(None, number).tolist() for number in range(1, 13)]

@@ -42,8 +42,8 @@ from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.randomness import FloatArray, Streams
-from coterie.privacy.releases import MechanismOutput, NothingReleasedError, ReleasedSums
-from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
+from coterie.privacy.releases import MechanismOutput, NothingReleasedError
+from coterie.privacy.score_histograms import CELLS, ScoreHistogram, number_of_histograms, unit_counts
 from coterie.privacy.statement import Statement
 from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
 
@@ -55,6 +55,7 @@ MIN_NOISE_STEPS = 32.0
 _LARGEST_SUM = 2**31 / STEPS
 # Deviations of a noisy number that honest clients do not exceed in a run.
 _DEVIATIONS = 10.0
+_IMPOSSIBLE = "the sum of the clients' vectors is impossible"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,8 @@ class Secure(InTurn):
         self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots))
         if self.evaluations:
             self._check_grid(self.evaluation_event().noise_multiplier, "evaluation-noise", self.clients)
+        if self.histograms:
+            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients)
 
     def _check_grid(self, noise: float, name: str, clients: int) -> None:
         """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
@@ -103,7 +106,7 @@ class Secure(InTurn):
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_NOISE_STEPS:g} steps of the grid a client"
             )
-        if clients + _DEVIATIONS * self.noise_of_all(noise, clients) >= _LARGEST_SUM:
+        if clients + _DEVIATIONS * self._noise_of_all(noise, clients) >= _LARGEST_SUM:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity and the sum over {clients} clients exceed integers of "
                 "32 bits; use fewer clients a round, or a larger epsilon"
@@ -139,22 +142,22 @@ class Secure(InTurn):
     def _noise_steps(noise: float, contributors: int) -> float:
         return noise * STEPS / math.sqrt(contributors)
 
-    def noise_of_all(self, noise: float, survivors: int) -> float:
+    def _noise_of_all(self, noise: float, survivors: int) -> float:
         """Return the noise multiplier of a sum with the noise of all survivors; ``noise``: with that of the least."""
         return noise * math.sqrt(survivors / self.contributors)
 
     @property
     def _surplus(self) -> float:
-        """Noise if nobody drops out, over the noise of the guarantee."""
-        return self.noise_of_all(1.0, self.clients // self.slots)
+        """Ratio of the noise of a release in which all clients stay to the noise of the guarantee."""
+        return self._noise_of_all(1.0, self.clients // self.slots)
 
     @property
     def model_noise(self) -> float:
-        """See :attr:`Plan.model_noise`; nobody drops out."""
+        """See :attr:`Plan.model_noise`; all clients stay."""
         return super().model_noise * self._surplus
 
     def noise_of_sums(self, number: int) -> float:
-        """See :meth:`Plan.noise_of_sums`; nobody drops out."""
+        """See :meth:`Plan.noise_of_sums`; all clients stay."""
         return super().noise_of_sums(number) * self._surplus
 
     def event(self) -> Event:
@@ -163,7 +166,7 @@ class Secure(InTurn):
 
     def _drawn(self, rng: np.random.Generator, noise: float, survivors: int, size: int) -> Integers:
         """Noise of all survivors on (size,) integers."""
-        return discrete_gaussian(rng, self.noise_of_all(noise, survivors) * STEPS, size)
+        return discrete_gaussian(rng, self._noise_of_all(noise, survivors) * STEPS, size)
 
     # ---- a client's vector --------------------------------------------------------------------------------
 
@@ -235,50 +238,30 @@ class Secure(InTurn):
             divisors = np.maximum(histogram @ redraw, max(self.rebalance_min, 1.0))
         return MechanismOutput(sums, histogram, divisors, below)
 
-    def release(
-        self,
-        permit: Permit,
-        contributions: Contributions,
-        streams: Streams,
-        attempt: int,
-        redraw: FloatArray | None = None,
-        state: object | None = None,
-    ) -> ReleasedSums:
-        """Release the noisy sums of one round; see :meth:`Plan.release`.
+    def check_release(self, number: int, contributions: Contributions) -> None:
+        """Check that enough clients are left, and that their vectors may have this sum; see :class:`Plan`."""
+        sums = _integers(contributions)
+        self._check_survivors(sums.survivors, self.threshold(number))
+        vector, noise = sums.vector(), self._noise_of_all(self.noise_multiplier, sums.survivors)
+        if not float(np.linalg.norm(vector / STEPS)) <= sums.survivors + noise * (math.sqrt(len(vector)) + _DEVIATIONS):
+            raise NothingReleasedError(f"{_IMPOSSIBLE}: its norm exceeds that of all clients together")
+        if count := self.of_round(number).factors[1]:
+            total, deviation = float(sums.counts.sum()) / count, noise * STEPS / count
+            if abs(total - sums.survivors) > _DEVIATIONS * deviation * math.sqrt(self.num_clusters):
+                raise NothingReleasedError(f"{_IMPOSSIBLE}: its counts do not add up to {sums.survivors} clients")
 
-        Raises:
-            NothingReleasedError: fewer clients than the threshold are left, or the sum is impossible, as some client
-                has sent another vector than line 2's. The round is skipped, and its charge stays.
-        """
-        assert isinstance(contributions, IntegerSums)
-        survivors, least = contributions.survivors, self.threshold(permit.round)
+    @staticmethod
+    def _check_survivors(survivors: int, least: int) -> None:
         if survivors < least:
-            self._spend(permit)
             raise NothingReleasedError(f"{survivors} clients are left of the {least} that mechanism secure requires")
-        released = super().release(permit, contributions, streams, attempt, redraw, state)
-        noise = self.noise_of_all(super().noise_of_sums(permit.round), survivors)
-        rows = self.num_clusters if contributions.shared else 1  # every row repeats a shared block
-        if problem := self._impossible(released, survivors, noise, rows):
-            raise NothingReleasedError(f"the sum of the clients' vectors is impossible: {problem}")
-        cohort = released.cohort if self.divisor == "released" else float(survivors)
-        below = None if released.below is None else 0.5 + (released.below - 0.5) * self._cohort / survivors
-        return replace(released, noise=noise, cohort=cohort, below=below)
 
-    @property
-    def _cohort(self) -> float:
-        return self.rate * self.clients
+    def cohort_of(self, contributions: Contributions) -> float:
+        """Return the number of survivors, which is public."""
+        return float(_integers(contributions).survivors)
 
-    def _impossible(self, released: ReleasedSums, survivors: int, noise: float, rows: int) -> str:
-        """Return why honest clients' vectors do not have this sum; empty if they may."""
-        limit = survivors * self.scale + noise * (math.sqrt(released.sums.size) + _DEVIATIONS)
-        if not float(np.linalg.norm(released.sums)) <= limit * math.sqrt(rows):
-            return "its norm exceeds that of all clients together"
-        if released.histogram is None:
-            return ""
-        deviation = self.noise_of_all(self.noise_multiplier_counts or 0.0, survivors)
-        if abs(float(released.histogram.sum()) - survivors) > _DEVIATIONS * deviation * math.sqrt(self.num_clusters):
-            return f"its counts do not add up to {survivors} clients"
-        return ""
+    def noise_of_release(self, number: int, contributions: Contributions) -> float:
+        """See :meth:`Plan.noise_of_release`: the noise of all survivors."""
+        return self._noise_of_all(super().noise_of_sums(number), _integers(contributions).survivors)
 
     # ---- evaluation ---------------------------------------------------------------------------------------
 
@@ -286,11 +269,12 @@ class Secure(InTurn):
         """See :meth:`Plan.release_evaluation`: accuracies less one half, doubled, are on the grid.
 
         Raises:
-            NothingReleasedError: see :meth:`release`.
+            NothingReleasedError: too few clients have replied.
         """
         values = np.clip(np.nan_to_num(np.asarray(accuracies, np.float64), nan=0.5), 0.0, 1.0)
         rows = np.array([to_grid([value]) for value in 2 * values - 1]).reshape(-1, 1)
-        total = self._release_rows(permit, self.evaluation_event(), rows, streams.stream("evaluation", permit.round))
+        noise = streams.stream("evaluation", permit.round, attempt)
+        total = self._release_rows(permit, self.evaluation_event(), rows, noise)
         return min(1.0, max(0.0, 0.5 + float(total[0]) / (2 * self.clients)))
 
     def release_histogram(
@@ -299,17 +283,18 @@ class Secure(InTurn):
         """See :meth:`Plan.release_histogram`.
 
         Raises:
-            NothingReleasedError: see :meth:`release`.
+            NothingReleasedError: too few clients have replied.
         """
-        rows = np.array([to_grid(row) for row in map(unit_counts, counts.values())]).reshape(-1, CELLS)
-        total = self._release_rows(permit, self.histogram_event(), rows, streams.stream("histogram", permit.round))
-        return ScoreHistogram.of_units(total, self.noise_of_all(self.histogram_noise, len(rows)))
+        number = number_of_histograms(self.histogram_classes)
+        rows = np.array([to_grid(unit_counts(row, number)) for row in counts.values()]).reshape(-1, number * CELLS)
+        noise = streams.stream("histogram", permit.round, attempt)
+        total = self._release_rows(permit, self.histogram_event(), rows, noise)
+        return ScoreHistogram.of_units(total, self._noise_of_all(self.histogram_noise, len(rows)))
 
     def _release_rows(self, permit: Permit, event: Event, rows: Integers, noise: np.random.Generator) -> FloatArray:
         """Release the noisy sum of one vector per client, in units of the sensitivity."""
         permit.use_for(event)
-        if len(rows) < (least := self._least(self.clients)):
-            raise NothingReleasedError(f"{len(rows)} clients are left of the {least} that mechanism secure requires")
+        self._check_survivors(len(rows), self._least(self.clients))
         total = rows.sum(axis=0) + self._drawn(noise, event.noise_multiplier, len(rows), rows.shape[1])
         return from_grid(to_modulus(total))
 
@@ -328,6 +313,11 @@ class Secure(InTurn):
                 "code that the operator sends to clients: they run the app that they trust (its hash)",
             ),
         )
+
+
+def _integers(contributions: Contributions) -> IntegerSums:
+    assert isinstance(contributions, IntegerSums)
+    return contributions
 
 
 def _whole(share: float) -> int:

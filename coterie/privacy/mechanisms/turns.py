@@ -20,7 +20,7 @@ from coterie.privacy.releases import IntArray
 
 @dataclass(frozen=True, kw_only=True)
 class InTurn(Plan):
-    """A plan whose clients take part in turn; the other world has zeros in place of one client's contributions."""
+    """A plan whose clients take part in turn; neighbouring inputs have the contributions of one client, or zeros."""
 
     adjacency: ClassVar[str] = "zero out the contributions of one client, at a fixed public number of clients"
     repeats_rounds: ClassVar[bool] = False
