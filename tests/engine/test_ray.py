@@ -72,32 +72,9 @@ def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, t
         assert [charge["slot"] for charge in charges] == [0, 1, 0, 1]
 
 
-def test_ray_workers_do_not_share_random_generators():
-    import ray
-
-    class Client:
-        def draw(self):
-            import random
-
-            import torch
-
-            return random.random(), np.random.random(), torch.rand(()).item()
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False)
-    try:
-        actors = [ray.remote(num_cpus=1)(Client).remote() for _ in range(2)]
-        one, other = ray.get([actor.draw.remote() for actor in actors])
-    finally:
-        ray.shutdown()
-    assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]
-
-
 @pytest.fixture(scope="module")
 def one_start_of_ray():
-    """Keep Ray and its actors from one run to the next: they take longer to start than a method's round.
-
-    The tests above come first in every worker, and start and end a Ray of their own.
-    """
+    """Keep Ray and its actors from one run to the next: they take longer to start than a method's round."""
     import ray
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
