@@ -22,6 +22,7 @@ _EXCHANGE = "coterie/rounds/exchange.py"
 _LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _SECURE = f"{_PRIVACY}/mechanisms/secure.py"
+_SCORE_SUMS = f"{_PRIVACY}/mechanisms/score_sums.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
@@ -267,6 +268,14 @@ MUTATIONS = [
         "return self._least(self.clients // self.slots) - self.corrupt",
         "return self._least(self.clients // self.slots)",
         "tests/privacy/test_secure_plan.py::test_the_least_honest_survivors_have_the_noise_of_the_guarantee",
+    ),
+    Mutation(
+        "secure: noise of evaluations is sized for all who stay, the corrupt ones included",
+        _SCORE_SUMS,
+        "math.sqrt(self.threshold - self.corrupt)",
+        "math.sqrt(self.threshold)",
+        "tests/privacy/test_secure_plan.py"
+        "::test_evaluations_have_the_noise_of_the_guarantee_if_the_fewest_of_all_clients_stay",
     ),
     Mutation(
         "secure: a round is released by fewer than the least survivors",

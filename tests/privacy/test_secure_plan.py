@@ -20,7 +20,7 @@ from coterie.privacy import (
 )
 from coterie.privacy.check import check
 from coterie.privacy.integer_sums import IntegerSums
-from coterie.privacy.score_histograms import CELLS
+from coterie.privacy.score_histograms import CELLS, NORM
 from coterie.secure.integers import STEPS, to_modulus
 
 NUMBERS = {"clients": 30, "num_clusters": 3, "sampling_rate": 1.0, "rounds": 6, "clip_norm": 0.5, "delta": 1e-4}
@@ -190,6 +190,37 @@ def test_evaluations_need_the_clients_too():
     assert np.all(np.abs(histogram.counts - exact.counts) < 7 * (histogram.deviations + exact.deviations)[:, None])
 
 
+@pytest.mark.parametrize("corrupt", [0, 1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("clients", [30, 41])
+def test_evaluations_have_the_noise_of_the_guarantee_if_the_fewest_of_all_clients_stay(
+    monkeypatch, clients, slots, dropout, corrupt
+):
+    def drawn(rng, std, size):
+        deviations.append(std)
+        return np.zeros(size, np.int64)
+
+    deviations = []
+    scores = {"evaluations": 1, "evaluation_noise": 0.05, "histograms": 1, "histogram_noise": 4.0}
+    plan = make(clients=clients, sampling_rate=1 / slots, dropout=dropout, corrupt=corrupt, **scores)
+    monkeypatch.setattr("coterie.privacy.mechanisms.score_sums.discrete_gaussian", drawn)
+    least, ledger = math.ceil((1 - dropout) * clients - 1e-9), Ledger(plan.delta, accountant="rdp")
+    assert [plan.scores(release).threshold for release in ("accuracy", "histogram")] == [least, least]
+    for many in (least, clients):
+        plan.release_evaluation(ledger.charge_round(1, plan.evaluation_event()), [1.0] * many, Streams(), 1)
+        counts = {client: np.ones(CELLS) for client in range(many)}
+        histogram = plan.release_histogram(plan.charge_histogram(ledger, 1), counts, Streams(), 1)
+        for std, event in zip(deviations[-2:], (plan.evaluation_event(), plan.histogram_event()), strict=True):
+            each = std / math.sqrt(many)
+            assert math.isclose(each * math.sqrt(least - corrupt), event.noise_multiplier * STEPS)
+        assert math.isclose(histogram.deviations[0], 4.0 * NORM * math.sqrt(many / (least - corrupt)))
+    assert plan.evaluation_event().noise_multiplier == 0.05 * clients / 0.5
+    small = Ledger(plan.delta, accountant="rdp").charge_round(1, plan.evaluation_event())
+    with pytest.raises(NothingReleasedError, match=f"{least - 1} clients are left of the {least}"):
+        plan.release_evaluation(small, [1.0] * (least - 1), Streams(), 1)
+
+
 # ---- who takes part ---------------------------------------------------------------------------------------
 
 
@@ -259,6 +290,7 @@ def test_the_certificate_follows_from_the_ledger():
         ({"noise_multiplier": 5000.0}, "integers of 32 bits"),
         ({"clients": 40_000}, "integers of 32 bits"),
         ({"clients": 40_000, "sampling_rate": 0.5, "evaluations": 1}, "evaluation-noise"),
+        ({"evaluations": 1, "evaluation_noise": 2e-5}, "evaluation-noise: 0.0012 times .* 32 steps"),
         ({"accountant": "theorem-4.2"}, "accountant of mechanism secure"),
         ({"rebalance_min": 2, "identifier_share": 0.0}, "require cluster sizes"),
     ],

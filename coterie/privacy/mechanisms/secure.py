@@ -40,15 +40,18 @@ from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.ledger import Permit
+from coterie.privacy.mechanisms.score_sums import ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
-from coterie.privacy.score_histograms import CELLS, ScoreHistogram, number_of_histograms, unit_counts
+from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
 from coterie.privacy.statement import Statement
 from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
 MAX_PARAMETERS = 2_000_000
+#: The sums that a private evaluation releases.
+ACCURACY, HISTOGRAM = "accuracy", "histogram"
 #: Smallest deviation of a client's noise, in steps of the grid.
 MIN_NOISE_STEPS = 32.0
 # A sum of vectors and its noise stay within the signed integers of 32 bits, in units of D.
@@ -59,7 +62,7 @@ _IMPOSSIBLE = "the sum of the clients' vectors is impossible"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secure(InTurn):
+class Secure(InTurn):  # large: what rounds and evaluations need
     """Noise of the clients on sums of which the server sees no summand. See the module for the mechanism.
 
     Attributes:
@@ -86,7 +89,8 @@ class Secure(InTurn):
         self.check_slots(f"1 / sampling-rate, {self.slots} slots,")
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
-        for clients in {self.clients // self.slots, -(-self.clients // self.slots)}:
+        evaluates = {self.clients} if self.evaluations or self.histograms else set()
+        for clients in {self.clients // self.slots, -(-self.clients // self.slots)} | evaluates:
             least = self._least(clients)
             if least - self.corrupt < 1 or 2 * least <= clients + self.corrupt:
                 raise PrivacyError(
@@ -94,19 +98,20 @@ class Secure(InTurn):
                     "with the server, is too small: twice those that stay must exceed all and the corrupt ones; use "
                     "more clients, a smaller dropout or fewer corrupt ones"
                 )
-        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots))
+        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots), self.contributors)
+        of_all = self.clients, self._least(self.clients) - self.corrupt
         if self.evaluations:
-            self._check_grid(self.evaluation_event().noise_multiplier, "evaluation-noise", self.clients)
+            self._check_grid(self.evaluation_event().noise_multiplier, "evaluation-noise", *of_all)
         if self.histograms:
-            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients)
+            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", *of_all)
 
-    def _check_grid(self, noise: float, name: str, clients: int) -> None:
+    def _check_grid(self, noise: float, name: str, clients: int, contributors: int) -> None:
         """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
-        if not MIN_NOISE_STEPS <= self._noise_steps(noise, self.contributors):
+        if not MIN_NOISE_STEPS <= self._noise_steps(noise, contributors):
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_NOISE_STEPS:g} steps of the grid a client"
             )
-        if clients + _DEVIATIONS * self._noise_of_all(noise, clients) >= _LARGEST_SUM:
+        if clients + _DEVIATIONS * noise * math.sqrt(clients / contributors) >= _LARGEST_SUM:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity and the sum over {clients} clients exceed integers of "
                 "32 bits; use fewer clients a round, or a larger epsilon"
@@ -266,16 +271,14 @@ class Secure(InTurn):
     # ---- evaluation ---------------------------------------------------------------------------------------
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
-        """See :meth:`Plan.release_evaluation`: accuracies less one half, doubled, are on the grid.
+        """See :meth:`Plan.release_evaluation`.
 
         Raises:
             NothingReleasedError: too few clients have replied.
         """
-        values = np.clip(np.nan_to_num(np.asarray(accuracies, np.float64), nan=0.5), 0.0, 1.0)
-        rows = np.array([to_grid([value]) for value in 2 * values - 1]).reshape(-1, 1)
-        noise = streams.stream("evaluation", permit.round, attempt)
-        total = self._release_rows(permit, self.evaluation_event(), rows, noise)
-        return min(1.0, max(0.0, 0.5 + float(total[0]) / (2 * self.clients)))
+        scores, noise = self.scores(ACCURACY), streams.stream("evaluation", permit.round, attempt)
+        permit.use_for(scores.event)
+        return scores.accuracy(scores.simulated(accuracies, noise))
 
     def release_histogram(
         self, permit: Permit, counts: Mapping[int, Any], streams: Streams, attempt: int
@@ -285,30 +288,29 @@ class Secure(InTurn):
         Raises:
             NothingReleasedError: too few clients have replied.
         """
-        number = number_of_histograms(self.histogram_classes)
-        rows = np.array([to_grid(unit_counts(row, number)) for row in counts.values()]).reshape(-1, number * CELLS)
-        noise = streams.stream("histogram", permit.round, attempt)
-        total = self._release_rows(permit, self.histogram_event(), rows, noise)
-        return ScoreHistogram.of_units(total, self._noise_of_all(self.histogram_noise, len(rows)))
+        scores, noise = self.scores(HISTOGRAM), streams.stream("histogram", permit.round, attempt)
+        permit.use_for(scores.event)
+        return scores.histogram(scores.simulated(list(counts.values()), noise), len(counts))
 
-    def _release_rows(self, permit: Permit, event: Event, rows: Integers, noise: np.random.Generator) -> FloatArray:
-        """Release the noisy sum of one vector per client, in units of the sensitivity."""
-        permit.use_for(event)
-        self._check_survivors(len(rows), self._least(self.clients))
-        total = rows.sum(axis=0) + self._drawn(noise, event.noise_multiplier, len(rows), rows.shape[1])
-        return from_grid(to_modulus(total))
+    def scores(self, release: str) -> ScoreSum:
+        """Return the sum that a private evaluation releases: :data:`ACCURACY` or :data:`HISTOGRAM`."""
+        event, histograms = self.evaluation_event(), 0
+        if release == HISTOGRAM:
+            event, histograms = self.histogram_event(), number_of_histograms(self.histogram_classes)
+        return ScoreSum(event, self.clients, self._least(self.clients), self.corrupt, histograms)
 
     # ---- for the certificate ------------------------------------------------------------------------------
 
     @property
     def statement(self) -> Statement:
         """What the server sees, and what the guarantee assumes."""
+        who = "of all clients" if self.evaluations or self.histograms else "clients of a cohort"
         return replace(
             super().statement,
             outside=(
                 "whether a client replies, which must not depend on its data",
-                f"that at most {self.corrupt} clients of a cohort work with the server: it assumes that all others "
-                "of the roster are honest, and different, parties",
+                f"that at most {self.corrupt} {who} work with the server: it assumes that all others of the roster "
+                "are honest, and different, parties",
                 "computers that break X25519, AES or SHA-256: the guarantee against the server is computational",
                 "code that the operator sends to clients: they run the app that they trust (its hash)",
             ),
