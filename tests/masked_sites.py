@@ -94,6 +94,7 @@ class Sites:
                 "roster": str(pki / "roster.json"),
                 "key": str(pki / "nodes" / f"node-{client}.key"),
                 "min-cohort": 6,
+                "min-corrupt": 1,
                 **node,
             }
 

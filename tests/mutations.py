@@ -172,6 +172,13 @@ MUTATIONS = [
         f"{_MASKED_HOSTILE}::test_min_cohort_is_ten_unless_the_owner_states_another",
     ),
     Mutation(
+        "masked client: min-corrupt is ignored",
+        _MASKED,
+        "if plan.corrupt < (corrupt := self.client.min_corrupt):",
+        "if False:",
+        f"{_MASKED_HOSTILE}::test_the_owner_states_how_many_clients_may_be_corrupt",
+    ),
+    Mutation(
         "masked client: any cohort will do",
         _MASKED,
         "if not set(cohort) <= set(",

@@ -145,6 +145,7 @@ def client_of(node: NodeConfig) -> Client:
         personalize=node.personalize,
         local_report=node.local_report,
         min_cohort=MIN_COHORT if node.min_cohort is None else node.min_cohort,
+        min_corrupt=node.min_corrupt or 0,
     )
 
 

@@ -39,6 +39,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
         keys: for masked rounds; None: it takes part in none.
         min_cohort: least number of clients in a masked round.
+        min_corrupt: least number of clients that may work with the server for which a masked round has noise.
     """
 
     client_id: int
@@ -59,6 +60,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     server: str = ""
     keys: MaskingKeys | None = field(default=None, repr=False, compare=False)
     min_cohort: int = 0
+    min_corrupt: int = 0
 
     @property
     def deployed(self) -> bool:

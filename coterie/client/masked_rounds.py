@@ -214,6 +214,8 @@ class _Half:
         if len(cohort) < least:
             self.refuse(f"a cohort of {len(cohort)} clients is smaller than min-cohort = {least}")
         round = request.masked_round(plan)
+        if plan.corrupt < (corrupt := self.client.min_corrupt):
+            self.refuse(f"noise for corrupt = {plan.corrupt} clients is less than min-corrupt = {corrupt} demands")
         if 3 * round.threshold < 2 * len(cohort):
             self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
         total = plan.noise_steps * math.sqrt(round.threshold - round.corrupt)

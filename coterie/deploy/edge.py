@@ -38,7 +38,7 @@ _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 #: Returns how this machine's clock differs from that of a SuperLink at an address, if it is rejected for it.
 ClockError: TypeAlias = Callable[[str, Path, Path, tuple[Path, Path] | None], str | None]
 #: Keys of the node configuration that have no option of their own.
-_SET_KEYS = {"code", "min-cohort", "reply-seconds"}
+_SET_KEYS = {"code", "min-cohort", "min-corrupt", "reply-seconds"}
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

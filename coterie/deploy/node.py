@@ -44,6 +44,7 @@ class NodeConfig(Fields):  # large: one field per key
         key: file with the private key of the node, which signs the client's keys for masked rounds once; coterie client
             sets it if there is a roster.
         min_cohort: least number of clients in a masked round; None: :data:`MIN_COHORT`.
+        min_corrupt: least number of clients that may work with the server for which a masked round has noise; None: 0.
         server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of objects of users (data sets, networks, training) that a server may choose.
         personalize: how it fits released models to its own records, for a model of its own that stays in its state
@@ -78,6 +79,7 @@ class NodeConfig(Fields):  # large: one field per key
     authority: str | None = None
     key: str | None = None
     min_cohort: Annotated[int | None, Bounds(3, 10_000)] = None
+    min_corrupt: Annotated[int | None, Bounds(0, 10_000)] = None
     server: str | None = None
     code: str | None = None
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None

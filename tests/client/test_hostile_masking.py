@@ -216,6 +216,7 @@ OPEN_ATTACKS = {
     "a large dropout": (lambda s: terms(s, dropout=0.5), "dropout"),
     "a negative dropout": (lambda s: terms(s, dropout=-1.0), "dropout"),
     "many corrupt clients": (lambda s: terms(s, corrupt=5), "corrupt"),
+    "no corrupt client": (lambda s: terms(s, corrupt=0), "corrupt = 0 clients is less than min-corrupt = 1 demands"),
     "a negative number of corrupt clients": (lambda s: terms(s, corrupt=-5), "corrupt"),
     "no noise": (lambda s: terms(s, noise_multiplier=0.0), ""),
     "noise that rounds to nothing": (lambda s: terms(s, noise_multiplier=1e-4), ""),
@@ -531,6 +532,20 @@ def test_the_owner_s_policy_allows_masked_updates(pki, tmp_path, trained):
     server.open([0])
     sites.nodes[0]["policy"] = str(tmp_path / "0.toml")
     assert "release of masked updates is not allowed" in sites.refusal(0, "train.masked", server.train_content(0))
+def test_the_owner_states_how_many_clients_may_be_corrupt(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 10)
+    weak, strong = (Server(sites, plan_of(10, corrupt=corrupt)) for corrupt in (0, 3))
+    assert "min-corrupt = 1" in sites.refusal(0, "train.open", weak.open_content())
+    del sites.nodes[0]["min-corrupt"]
+    sites.ask(0, "train.open", weak.open_content())
+    for least in (3, 4):
+        sites.nodes[least]["min-corrupt"] = least
+    sites.ask(3, "train.open", strong.open_content())
+    assert "corrupt = 3 clients is less than min-corrupt = 4 demands" in sites.refusal(
+        4, "train.open", strong.open_content()
+    )
+
+
     assert sites.charges(0) == []
 
 
