@@ -179,6 +179,20 @@ MUTATIONS = [
         f"{_MASKED_HOSTILE}::test_the_owner_states_how_many_clients_may_be_corrupt",
     ),
     Mutation(
+        "masked client: a charge counts for every opening of a round",
+        _MASKED,
+        "hashlib.sha256(self.state.open.answers[0].reply)",
+        "hashlib.sha256(repr(self.id).encode())",
+        f"{_MASKED_HOSTILE}::test_a_round_that_the_client_has_forgotten_is_charged_again",
+    ),
+    Mutation(
+        "masked client: a charge before a crash gets no anchor",
+        "coterie/client/budget.py",
+        "            ledger.sync()\n",
+        "            pass\n",
+        f"{_MASKED_TEST}::test_a_crash_costs_nothing_of_a_client_s_own_budget",
+    ),
+    Mutation(
         "masked client: any cohort will do",
         _MASKED,
         "if not set(cohort) <= set(",

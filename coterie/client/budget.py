@@ -102,6 +102,30 @@ def contributions_of_run(client: Client, folder: Path, run: str) -> int:
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
 
 
+def is_charged(client: Client, folder: Path, plan: Guarantee, entry: Mapping[str, str]) -> bool:
+    """Return whether the ledger of a client holds a charge with an entry; the charge is then on disk.
+
+    Args:
+        client: whose ledger it is.
+        folder: its state folder.
+        plan: terms of this run.
+        entry: what the charge states; unique to one reply.
+
+    Raises:
+        ClientError: the ledger cannot be used.
+    """
+    try:
+        path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
+        if not path.exists() or _charge_with(path, entry) is None:
+            return False
+        with closing(_open(client, folder, plan)) as ledger:
+            ledger.sync()
+        return True
+    except (LedgerError, FileError, OSError) as error:
+        log(WARNING, "client %s rejects the request: %s", client.client_id, error)
+        raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
+
+
 def spend(
     client: Client,
     folder: Path | None,
@@ -206,16 +230,24 @@ def require_head(client: Client, folder: Path, head: object) -> None:
 
 
 def _holds(path: Path, head: str, client: Client) -> bool:
-    """Whether a ledger has the charge with a head; the end of the file, where it mostly is, is read first."""
-    wanted = json.dumps({HEAD: head})[1:-1].encode()
+    """Whether a ledger has the charge with a head."""
+    charge = _charge_with(path, {HEAD: head})
+    return charge is not None and _counts(charge, head, client)
+
+
+def _charge_with(path: Path, entry: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the last charge with an entry, from a complete line; the end of the file, where it mostly is, is first."""
+    wanted = json.dumps(entry)[1:-1].encode()
     with open(path, "rb") as file:
         for start in (max(0, path.stat().st_size - _TAIL), 0):
             file.seek(start)
             content = file.read()
             if (place := content.rfind(wanted)) >= 0 and (start == 0 or b"\n" in content[:place]):
                 begin = content.rfind(b"\n", 0, place) + 1
-                return _counts(json.loads(content[begin:].partition(b"\n")[0]), head, client)
-    return False
+                line, newline, _ = content[begin:].partition(b"\n")
+                charge: dict[str, Any] = json.loads(line) if newline else {}
+                return charge or None
+    return None
 
 
 def _counts(charge: Mapping[str, object], head: object, client: Client) -> bool:

@@ -7,6 +7,7 @@ the same for any data but for masked integers: no label, no norm, no error of tr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -24,7 +25,7 @@ from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from coterie.client.budget import contributions_of_run, spend, who_asked
+from coterie.client.budget import contributions_of_run, is_charged, spend, who_asked
 from coterie.client.cohort import Cohort
 from coterie.client.handlers import train_without_dp
 from coterie.client.identity import Client
@@ -213,9 +214,9 @@ class _Half:
             self.refuse("the cohort lacks this client")
         if len(cohort) < least:
             self.refuse(f"a cohort of {len(cohort)} clients is smaller than min-cohort = {least}")
-        round = request.masked_round(plan)
         if plan.corrupt < (corrupt := self.client.min_corrupt):
             self.refuse(f"noise for corrupt = {plan.corrupt} clients is less than min-corrupt = {corrupt} demands")
+        round = request.masked_round(plan)
         if 3 * round.threshold < 2 * len(cohort):
             self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
         total = plan.noise_steps * math.sqrt(round.threshold - round.corrupt)
@@ -245,11 +246,14 @@ class _Half:
         return masking.masked(to_modulus(vector))
 
     def _charge(self, plan: Secure, cohort: Cohort) -> None:
-        """Charge one contribution, before data are read.
+        """Charge one contribution, before data are read; once for an opening, whose vector a crash may have lost.
 
         Raises:
             ClientError: the plan has no further one for this client, or its budget does not allow it.
         """
+        if is_charged(self.client, self.folder, plan, self._opening):
+            log(INFO, "client %s: the charge before a crash counts for this vector", self.client.client_id)
+            return
         run, most = self.client.run or self.id.run, plan.participations(plan.rounds)
         if contributions_of_run(self.client, self.folder, run) >= most:
             self.refuse(f"the plan has {most} contributions of a client, and all were made")
@@ -257,6 +261,7 @@ class _Half:
         details: dict[str, Any] = {
             "run": run,
             "masked": list(self.id),
+            **self._opening,
             **who_asked(self.client, cohort.config.strategy),
         }
         spend(
@@ -268,6 +273,12 @@ class _Half:
             planned=Counter({event: most}),
             **details,
         )
+
+    @property
+    def _opening(self) -> dict[str, str]:
+        """The entry of a charge that says for which opening it is, by secrets of this client: no server repeats it."""
+        assert self.state.open is not None
+        return {"opening": hashlib.sha256(self.state.open.answers[0].reply).hexdigest()}
 
     def _contribution(self, plan: Secure, cohort: Cohort) -> Integers:
         """Return the client's vector without noise: zeros in the updates, and a label, if training fails.

@@ -561,6 +561,14 @@ class ClientLedger(_FilteredLedger):
         self._add_anchor()
         return self._count
 
+    def sync(self) -> None:
+        """Sync all charges to disk, and add the anchor of the last one: a crash may have come after it was written."""
+        if self._file is not None and self._path is not None and self._count:
+            os.fsync(self._file.fileno())
+            content = _read(self._path)
+            self._last_line = len(content) - content.rfind(b"\n", 0, -1) - 1
+            self._add_anchor()
+
     def reconcile(self, anchors: Anchors, made: Sequence[Anchor]) -> None:
         """Charge what the ledger has lost, and add an anchor; the ledger must have been opened without anchors.
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
 
-from coterie.client import masked_rounds, masking_keys
+from coterie.client import masked_rounds, masking_keys, round_state
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.deploy.certificates import add_submitter, create
 from coterie.deploy.node import NodeConfig
@@ -474,6 +474,19 @@ def test_the_same_round_again_is_a_contribution_and_the_plan_has_three(pki, tmp_
     assert "was opened before" in sites.refusal(2, "train.open", Server(sites, plan, 1, attempt=1).open_content())
 
 
+def test_a_round_that_the_client_has_forgotten_is_charged_again(pki, tmp_path, trained, monkeypatch):
+    """A charge counts for one opening, whatever a server calls the round."""
+    monkeypatch.setattr(round_state, "_MOST_RUNS", 1)
+    sites = Sites(tmp_path, pki, 6)
+    for charges in (1, 2):
+        server = Server(sites, plan_of(6))
+        server.open()
+        server.train([0])
+        assert len(sites.charges(0)) == charges
+        for other in ("one", "another"):
+            sites.ask(0, "train.open", server.open_content(run=other))
+
+
 @pytest.mark.parametrize(("epsilon", "rounds"), [(2.0, 0), (5.0, 1), (20.0, 3)])
 def test_the_budget_of_a_client_is_not_exceeded(pki, tmp_path, trained, epsilon, rounds):
     sites, plan = Sites(tmp_path, pki, 6, epsilon=epsilon, delta=1e-4), plan_of(6)
@@ -519,19 +532,6 @@ def test_min_cohort_is_ten_unless_the_owner_states_another(pki, tmp_path, traine
     sites.ask(0, "train.open", server.open_content())
 
 
-def test_the_owner_s_policy_allows_masked_updates(pki, tmp_path, trained):
-    sites = Sites(tmp_path, pki, 6)
-    for client, releases in ((0, "updates"), (1, "masked updates")):
-        (tmp_path / f"{client}.toml").write_text(f'releases = ["{releases}"]')
-        sites.nodes[client]["policy"] = str(tmp_path / f"{client}.toml")
-    server = Server(sites, plan_of(6))
-    assert "release of masked updates is not allowed" in sites.refusal(0, "train.open", server.open_content())
-    server.open([1, 2, 3, 4, 5])
-    server.train([1])
-    del sites.nodes[0]["policy"]
-    server.open([0])
-    sites.nodes[0]["policy"] = str(tmp_path / "0.toml")
-    assert "release of masked updates is not allowed" in sites.refusal(0, "train.masked", server.train_content(0))
 def test_the_owner_states_how_many_clients_may_be_corrupt(pki, tmp_path, trained):
     sites = Sites(tmp_path, pki, 10)
     weak, strong = (Server(sites, plan_of(10, corrupt=corrupt)) for corrupt in (0, 3))
@@ -546,6 +546,19 @@ def test_the_owner_states_how_many_clients_may_be_corrupt(pki, tmp_path, trained
     )
 
 
+def test_the_owner_s_policy_allows_masked_updates(pki, tmp_path, trained):
+    sites = Sites(tmp_path, pki, 6)
+    for client, releases in ((0, "updates"), (1, "masked updates")):
+        (tmp_path / f"{client}.toml").write_text(f'releases = ["{releases}"]')
+        sites.nodes[client]["policy"] = str(tmp_path / f"{client}.toml")
+    server = Server(sites, plan_of(6))
+    assert "release of masked updates is not allowed" in sites.refusal(0, "train.open", server.open_content())
+    server.open([1, 2, 3, 4, 5])
+    server.train([1])
+    del sites.nodes[0]["policy"]
+    server.open([0])
+    sites.nodes[0]["policy"] = str(tmp_path / "0.toml")
+    assert "release of masked updates is not allowed" in sites.refusal(0, "train.masked", server.train_content(0))
     assert sites.charges(0) == []
 
 

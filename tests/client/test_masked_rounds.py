@@ -17,6 +17,7 @@ from coterie.client.identity import Client
 from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
+from coterie.privacy.anchors import Anchors
 from coterie.privacy.mechanisms import secure
 from coterie.secure import MaskingClient, discrete_gaussian, to_modulus, unmasked_sum
 from coterie.wire.messages import CONFIG, REPLY, Layout
@@ -347,7 +348,7 @@ def test_a_client_that_is_killed_never_gives_two_answers(pki, tmp_path, monkeypa
     assert left  # one of both is answered
     assert all(one == left[0] for one in left)
     if step == "train.masked":
-        assert len(sites.charges(client)) >= 1
+        assert len(sites.charges(client)) == 1
     elif step != "train.open":
         assert len(sites.charges(client)) == earlier_charges
 
@@ -365,8 +366,26 @@ def test_a_round_goes_on_after_a_crash(pki, tmp_path, monkeypatch, hidden, step,
             assert killed == 1
         run()
     np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
-    assert 1 <= len(sites.charges(0)) <= 1 + killed * (step == "train.masked")
+    assert len(sites.charges(0)) == 1
     assert not sites.state(0, "open-round").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("point", range(1, 10))
+def test_a_crash_costs_nothing_of_a_client_s_own_budget(pki, tmp_path, monkeypatch, point, before):
+    """One charge for one vector, and an anchor of it, wherever the crash comes."""
+    sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
+    server = Server(sites, plan_of(6))
+    server.open()
+    message = server.train_content(0)
+    with monkeypatch.context() as patched:
+        Machine(patched, point, before)
+        assert outcome(sites, "train.masked", message) is None
+    assert isinstance(outcome(sites, "train.masked", message), dict)
+    assert [charge["round"] for charge in sites.charges(0)] == [1]
+    last = Anchors(sites.state(0, "anchors.jsonl")).last()
+    assert (last.charges, last.end) == (1, (tmp_path / "site-0" / "data" / ".coterie-budget.jsonl").stat().st_size)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
