@@ -29,7 +29,7 @@ from coterie.wire.masked import (
     read_signature,
 )
 from coterie.wire.messages import CONFIG, IDENTITY, MODELS, REPLY, Layout, pack_models
-from coterie.wire.requests import MaskedTrainRequest
+from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest
 
 SHAPE, CLASSES, RECORDS, CLUSTERS = (1, 4, 4), 2, 24, 2
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
@@ -144,7 +144,8 @@ class Server:
         layout: of a model.
         shared: number of its leading parameters that all clusters share.
         models: that are sent.
-        training: fields of requests to train.
+        training: fields of requests to train, or to evaluate.
+        release: what the round releases.
     """
 
     sites: Sites
@@ -156,13 +157,15 @@ class Server:
     shared: int = 0
     models: object = field(default_factory=lambda: MODELS_SENT)
     training: dict = field(default_factory=dict)
+    release: str = "training"
     openings: dict = field(default_factory=dict)
     vectors: dict = field(default_factory=dict)
     signatures: dict = field(default_factory=dict)
     shares: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.cohort = [int(client) for client in self.plan.members(self.number)]
+        members = self.plan.members(self.number) if self.release == "training" else range(self.plan.clients)
+        self.cohort = [int(client) for client in members]
         self.keys = self.keys or {client: self.sites.key(client) for client in self.cohort}
 
     @property
@@ -174,6 +177,7 @@ class Server:
         keys = [self.keys[client] for client in self.cohort]
         return OpenRequest(
             **self.bound,
+            release=self.release,
             plan=json.dumps(self.plan.terms()),
             parameters=self.layout.size,
             shared=self.shared,
@@ -182,6 +186,11 @@ class Server:
             public_keys=tuple(key.public for key in keys),
             key_signatures=tuple(key.signature for key in keys),
         )
+
+    @property
+    def second(self):
+        """Type of the message of step 2."""
+        return "train.masked" if self.release == "training" else "evaluate.masked"
 
     @property
     def round(self):
@@ -195,7 +204,11 @@ class Server:
 
     def train_content(self, client, models=None, config=(), **changes):
         models = self.models if models is None else models
-        request = MaskedTrainRequest(**self.bound, **opened_fields(self.openings, client), **self.training)
+        if self.release == "training":
+            request = MaskedTrainRequest(**self.bound, **opened_fields(self.openings, client), **self.training)
+        else:
+            asked = {"private": True, "histogram": self.release == "histogram", **self.training}
+            request = MaskedEvaluateRequest(**self.bound, **opened_fields(self.openings, client), **asked)
         record = {**CONFIGURED, **replace(request, **changes).to_record(), **dict(config)}
         return RecordDict({MODELS: pack_models(models, self.layout), CONFIG: ConfigRecord(record)})
 
@@ -221,7 +234,7 @@ class Server:
 
     def train(self, clients=None):
         for client in sorted(self.openings) if clients is None else clients:
-            reply = self.sites.ask(client, "train.masked", self.train_content(client))
+            reply = self.sites.ask(client, self.second, self.train_content(client))
             self.vectors[client] = read_masked(reply, client_id=client, round=self.round)
 
     def sign(self, clients=None):

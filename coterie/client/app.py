@@ -28,6 +28,7 @@ from coterie.deploy.node import APP_HASH, MIN_COHORT, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.logs import printable
 from coterie.plugins import sources
+from coterie.privacy.mechanisms.score_sums import TRAINING
 from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
 from coterie.wire.masked import OpenRequest
@@ -42,16 +43,19 @@ from coterie.wire.messages import (
     LABEL,
     LOSSES,
     MASKED,
+    MASKED_SCORES,
     MASKED_STEPS,
     REPLY,
     RUN_REQUEST,
     TRAIN,
 )
+from coterie.wire.requests import MaskedRequest
 
 # What replies hold, in the words of a policy.
 _RELEASES = {
     TRAIN: "updates",
     MASKED: "masked updates",
+    MASKED_SCORES: "masked scores",
     LOSSES: "losses",
     GAN: "samples",
     CENTROIDS: "centroids",
@@ -271,7 +275,9 @@ def _refused(client: Client, cohort: Cohort) -> str:
     if refused or policy.submitters is None:
         return refused
     plan = cohort.plan(client.client_id) if cohort.plans else None
-    if isinstance(cohort.request, EvaluateRequest) and cohort.request.histogram and client.allows("histograms"):
+    request = cohort.request
+    masked = isinstance(request, MaskedRequest)
+    if isinstance(request, EvaluateRequest) and not masked and request.histogram and client.allows("histograms"):
         releases = [*releases, "histograms"]
     number = cohort.request.round
     return client.consent.refuses(
@@ -283,16 +289,24 @@ def _masked_reply(message_type: str, content: RecordDict, client: Client, node: 
     """Return the reply to a message of a masked round."""
     from coterie.client.masked_rounds import answer, read_plan, read_round_request
 
-    if message_type == MASKED:
-        return answer(message_type, content, client, _validated(message_type, content, client, node))
+    if MASKED_STEPS[message_type] == 1:
+        from coterie.client.local_report import keep_local_report
+        from coterie.client.own_model import keep_own_model
+
+        cohort = _validated(message_type, content, client, node)
+        reply = answer(message_type, content, client, cohort)
+        keep_own_model(cohort, client)
+        keep_local_report(cohort, client)
+        return reply
     try:
         request = read_round_request(message_type, content)
     except RequestError as error:
         raise ClientError(f"client {client.client_id} rejects the request: {error}") from None
     if isinstance(request, OpenRequest) and client.policy is not None:
+        release = _RELEASES[MASKED if request.release == TRAINING else MASKED_SCORES]
         strategy = content.config_records[CONFIG].get("strategy")
         named = strategy if isinstance(strategy, str) else None
-        refused = client.policy.refuses(named, [_RELEASES[MASKED]])
+        refused = client.policy.refuses(named, [release])
         if not refused and client.policy.submitters is not None:
             plan = read_plan(request.plan)
             refused = client.consent.refuses(
@@ -300,7 +314,7 @@ def _masked_reply(message_type: str, content: RecordDict, client: Client, node: 
                 app=client.app,
                 strategy=named,
                 round=request.round,
-                releases=[_RELEASES[MASKED]],
+                releases=[release],
                 plan=plan,
             )
         _check_policy(client, refused)

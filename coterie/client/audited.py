@@ -13,10 +13,10 @@ from flwr.common.logger import log
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.logs import printable
-from coterie.wire.messages import CHARGED_REQUESTS, MASKED
+from coterie.wire.messages import CHARGED_REQUESTS, MASKED, MASKED_SCORES
 
 # What the entry of an answered message says beside its type.
-_RELEASED = {MASKED: {"released": "masked updates"}}
+_RELEASED = {MASKED: {"released": "masked updates"}, MASKED_SCORES: {"released": "masked scores"}}
 
 
 def audited(
@@ -59,7 +59,7 @@ def audited(
 
 
 def _answered(client: Client, message_type: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    if not client.folder or client.budget is None or message_type not in (*CHARGED_REQUESTS, MASKED):
+    if not client.folder or client.budget is None or message_type not in (*CHARGED_REQUESTS, *_RELEASED):
         return {"decision": "answered", **_RELEASED.get(message_type, {})}
     from coterie.client.budget import epsilon_so_far
 

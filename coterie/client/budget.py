@@ -86,8 +86,8 @@ def who_asked(client: Client, strategy: str | None) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value and client.deployed}
 
 
-def contributions_of_run(client: Client, folder: Path, run: str) -> int:
-    """Return how many events a client has charged in a run.
+def events_of_run(client: Client, folder: Path, run: str) -> Counter[Event]:
+    """Return the events that a client has charged in a run.
 
     Raises:
         ClientError: its ledger cannot be read.
@@ -95,8 +95,8 @@ def contributions_of_run(client: Client, folder: Path, run: str) -> int:
     try:
         path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
         if not path.exists() or not path.stat().st_size:
-            return 0
-        return Sums(folder / f"client-{client.client_id}.sums.json", path).of(RUN, run).total()
+            return Counter()
+        return Sums(folder / f"client-{client.client_id}.sums.json", path).of(RUN, run)
     except (LedgerError, OSError) as error:
         log(WARNING, "client %s rejects the request: %s", client.client_id, error)
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None

@@ -55,6 +55,7 @@ from coterie.wire.messages import (
     losses_layout,
     pack_reply,
 )
+from coterie.wire.requests import MaskedEvaluateRequest
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
 _MAX_OWN_TESTS = 500
@@ -229,6 +230,11 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
         return _histograms(cohort)
     if not all(client.evaluates for client in cohort.clients):
         return [ClientError(_EVALUATION_NOT_COVERED)] * len(cohort.clients)
+    return [RecordDict({DIAGNOSTICS: report}) for report in reports(cohort)]
+
+
+def reports(cohort: Cohort) -> list[MetricRecord]:
+    """Return what each client finds about its model: accuracy, loss, cluster, and counts of scores if requested."""
     labels = cohort.choose()
     if cohort.request.assign == "nearest":
         labels = cohort.last_labels(otherwise=labels)
@@ -237,20 +243,16 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
     own = _own_models(cohort, labels)
     replaced = zip(_accuracies_of_own_models(cohort, own), _score_counts(cohort, labels, own), strict=True)
     return [
-        RecordDict(
+        MetricRecord(
             {
-                DIAGNOSTICS: MetricRecord(
-                    {
-                        "client-id": client.client_id,
-                        "accuracy": accuracy,
-                        "loss": loss,
-                        "cluster": int(label),
-                        "group": shard.group,
-                        "num-examples": size,
-                        **own_accuracy,
-                        **counts,
-                    }
-                )
+                "client-id": client.client_id,
+                "accuracy": accuracy,
+                "loss": loss,
+                "cluster": int(label),
+                "group": shard.group,
+                "num-examples": size,
+                **own_accuracy,
+                **counts,
             }
         )
         for (client, shard, label, (accuracy, loss, size)), (own_accuracy, counts) in zip(rows, replaced, strict=True)
@@ -334,12 +336,13 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
 def _own_models(cohort: Cohort, labels: Labels) -> OwnModels | None:
     """Return the models that the clients fit to their own records, if they report of these; otherwise None.
 
-    In diagnostics only simulated clients report it: no noise would cover it. Neither does a client with its own budget.
+    In diagnostics only simulated clients report it: no noise would cover it. Neither does a client with its own budget,
+    except in a masked evaluation, which it charges.
     """
     request, network, layout = cohort.request, cohort.network, cohort.layers.whole
     assert isinstance(request, EvaluateRequest)
     silent = any(client.deployed and (client.budget or not request.private) for client in cohort.clients)
-    if request.personalize is None or silent:
+    if request.personalize is None or (silent and not isinstance(request, MaskedEvaluateRequest)):
         return None
     released = cohort.layers.join(cohort.models[labels], cohort.own)
     training = cohort.local_training
@@ -367,7 +370,8 @@ def _accuracies_of_own_models(cohort: Cohort, own: OwnModels | None) -> list[dic
 def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list[dict[str, list[float]]]:
     """Return the counts of scores by label of each client's held-out records, if the server asks for a histogram.
 
-    They are of the model whose accuracy it reports. A client whose owner does not allow histograms sends none.
+    They are of the model whose accuracy it reports. A client whose owner does not allow histograms sends none; masked
+    ones are allowed by then.
     """
     request = cohort.request
     if not (isinstance(request, EvaluateRequest) and request.private and request.histogram):
@@ -379,7 +383,8 @@ def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list
         network, layout, models = own.network, own.layout, own.models
     reports: list[dict[str, list[float]]] = []
     for client, shard, model in zip(cohort.clients, cohort.shards, models, strict=True):
-        if client.allows("histograms") and 2 <= cohort.federation.num_classes <= MAX_CLASSES:
+        allowed = isinstance(request, MaskedEvaluateRequest) or client.allows("histograms")
+        if allowed and 2 <= cohort.federation.num_classes <= MAX_CLASSES:
             found = outputs(network, layout, model[None], shard.test, cohort.local_training.device)[0]
             reports.append({SCORE_COUNTS: count_outputs(found, shard.test.y).tolist()})
         else:

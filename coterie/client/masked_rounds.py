@@ -1,8 +1,9 @@
 """A client's half of a masked round: it checks what the server asks for, adds its noise, and masks its vector.
 
 The server is not trusted. The client computes noise, threshold and sensitivity from the plan's terms itself, takes the
-cohort from the plan and keys from its roster, and charges its ledger before a vector leaves. Its reply to training is
-the same for any data but for masked integers: no label, no norm, no error of training.
+cohort from the plan and keys from its roster, and charges its ledger before a vector leaves. Its reply is the same for
+any data but for masked integers: no label, no norm, no accuracy, no error. A round trains, or it evaluates: what it
+releases is stated in step 1, and part of every mask and signature.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from coterie.client.budget import contributions_of_run, is_charged, spend, who_asked
+from coterie.client.budget import events_of_run, is_charged, spend, who_asked
 from coterie.client.cohort import Cohort
-from coterie.client.handlers import train_without_dp
+from coterie.client.handlers import reports, train_without_dp
 from coterie.client.identity import Client
 from coterie.client.masking_keys import MaskingKeys, check_keys, is_signed
 from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
-from coterie.privacy import PrivacyError, Secure, Streams
+from coterie.privacy import Event, PrivacyError, Secure, Streams
+from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
 from coterie.secure import MaskedRound, MaskingClient, SecureError, to_modulus
 from coterie.secure.integers import STEPS, Integers
 from coterie.wire import RequestError, digest
@@ -49,12 +51,14 @@ from coterie.wire.masked import (
     pack_shares,
     pack_signature,
 )
-from coterie.wire.messages import CONFIG, MASKED, MASKED_STEPS
-from coterie.wire.requests import MaskedTrainRequest
+from coterie.wire.messages import CONFIG, MASKED_STEPS, SCORE_COUNTS
+from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
 # Standard deviation, in steps of the grid, below which sums of discrete Gaussians are none.
 _LEAST_NOISE = 32
 _MOST_CLIENTS = 1_000_000
+# What the plan has of a client, by release.
+_CHARGED = {TRAINING: "contributions", ACCURACY: "private evaluations", HISTOGRAM: "histograms of scores"}
 _SLACK = 1 + 1e-9
 
 
@@ -62,7 +66,7 @@ def answers(message_type: str, content: RecordDict, clients: Sequence[Client]) -
     """Return the replies of simulated clients to a message of a masked round."""
     replies: list[RecordDict | ClientError] = []
     for client in clients:
-        cohort = Cohort.of(message_type, content, [client]) if message_type == MASKED else None
+        cohort = Cohort.of(message_type, content, [client]) if MASKED_STEPS[message_type] == 1 else None
         try:
             replies.append(answer(message_type, content, client, cohort))
         except ClientError as refusal:
@@ -89,18 +93,18 @@ def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohor
         message_type: one of :data:`~coterie.wire.messages.MASKED_STEPS`.
         content: the message.
         client: with its keys.
-        cohort: the client alone, of a message to train.
+        cohort: the client alone, of a message to train or to evaluate.
 
     Raises:
         ClientError: the client refuses it.
         RequestError: the message is malformed.
     """
     request = read_round_request(message_type, content) if cohort is None else cohort.request
-    assert isinstance(request, RoundRequest | MaskedTrainRequest)
+    assert isinstance(request, RoundRequest | MaskedRequest)
     folder = content.config_records[CONFIG].get("clients-dir") if client.folder is None else client.folder
     if not isinstance(folder, str) or not folder:
         raise ClientError("masked updates require a state folder; set state-dir in the node configuration")
-    step, asked = MASKED_STEPS.index(message_type), digest(message_type, content)
+    step, asked = MASKED_STEPS[message_type], digest(message_type, content)
     state = RoundState(Path(folder), client.client_id, sync=client.deployed)
     with state.lock():
         half = _Half(client, Path(folder), state, RoundId(request.run, request.round, request.attempt))
@@ -144,13 +148,13 @@ class _Half:
             self.refuse("masked updates require a roster, keys that its node has signed, and a state folder")
         return self.client.keys
 
-    def answer(self, request: RoundRequest | MaskedTrainRequest, cohort: Cohort | None, asked: str) -> RecordDict:
+    def answer(self, request: RoundRequest | MaskedRequest, cohort: Cohort | None, asked: str) -> RecordDict:
         """Return a new answer, which is on disk."""
         who = {"client_id": self.client.client_id, "round": self.id.number}
         if isinstance(request, OpenRequest):
             return self._open(request, asked)
         masking = self._restored()
-        if isinstance(request, MaskedTrainRequest):
+        if isinstance(request, MaskedRequest):
             assert cohort is not None
             return self._keep(masking, asked, pack_masked(self._masked(masking, request, cohort), **who))
         if isinstance(request, SurvivorsRequest):
@@ -208,7 +212,10 @@ class _Half:
         cohort, least = request.cohort, self.client.min_cohort
         if not 1 <= request.round <= plan.rounds:
             self.refuse(f"round {request.round} is none of the plan's {plan.rounds}")
-        if not set(cohort) <= set(plan.members(request.round).tolist()):
+        if request.release != TRAINING and not plan.planned_of_client[plan.scores(request.release).event]:
+            self.refuse(f"the plan has no {_CHARGED[request.release]}")
+        members = plan.members(request.round).tolist() if request.release == TRAINING else range(plan.clients)
+        if not set(cohort) <= set(members):
             self.refuse(f"the cohort is not of the clients of round {request.round} of the plan")
         if self.client.client_id not in cohort:
             self.refuse("the cohort lacks this client")
@@ -219,34 +226,41 @@ class _Half:
         round = request.masked_round(plan)
         if 3 * round.threshold < 2 * len(cohort):
             self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
-        total = plan.noise_steps * math.sqrt(round.threshold - round.corrupt)
-        if not plan.noise_steps >= _LEAST_NOISE or not total * _SLACK >= plan.noise_multiplier * STEPS:
+        steps = plan.noise_steps if request.release == TRAINING else plan.scores(request.release).noise_steps
+        total, event = steps * math.sqrt(round.threshold - round.corrupt), _event(plan, request.release)
+        if not steps >= _LEAST_NOISE or not total * _SLACK >= event.noise_multiplier * STEPS:
             self.refuse("the noise of one client is too small")
         return round
 
-    def _masked(self, masking: MaskingClient, request: MaskedTrainRequest, cohort: Cohort) -> Any:
+    def _masked(self, masking: MaskingClient, request: MaskedRequest, cohort: Cohort) -> Any:
         """Return the masked vector (step 2); everything is checked before the charge, and nothing fails after it."""
         opened, plan = self.opened, read_plan(self.opened.plan)
-        models = len(cohort.models)
+        models, release = len(cohort.models), _release(request)
+        if release != opened.release:
+            self.refuse(f"the round was opened for {opened.release}, not for {release}")
         if cohort.layout.size != opened.parameters:
             self.refuse(f"a model has {cohort.layout.size} parameters, not {opened.parameters} as in step 1")
         if (models != 1 if request.cluster is not None else models > plan.num_clusters) or (
             (request.cluster or 0) >= plan.num_clusters
         ):
             self.refuse(f"the plan is for {plan.num_clusters} clusters")
-        if request.redraw is not None and len(request.redraw) != models**2:
+        if isinstance(request, MaskedTrainRequest) and request.redraw is not None and len(request.redraw) != models**2:
             self.refuse(f"redraw has {len(request.redraw)} entries for {models} models")
         _ = cohort.layers  # a network that cannot be built, or has other parameters, fails before the charge
         masking.receive(openings_for(request, self.client.client_id))
         self._charge(plan, cohort)
-        vector = self._contribution(plan, cohort)
         seed = None if self.client.deployed else cohort.config.seed
         rng = Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt)
-        vector += plan.noise(rng, len(vector))
+        if release == TRAINING:
+            vector = self._contribution(plan, cohort)
+            vector += plan.noise(rng, len(vector))
+        else:
+            vector = self._scores(plan, cohort)
+            vector += plan.scores(release).noise(rng)
         return masking.masked(to_modulus(vector))
 
     def _charge(self, plan: Secure, cohort: Cohort) -> None:
-        """Charge one contribution, before data are read; once for an opening, whose vector a crash may have lost.
+        """Charge one contribution, or evaluation, before data are read; once for an opening, whose vector may be lost.
 
         Raises:
             ClientError: the plan has no further one for this client, or its budget does not allow it.
@@ -254,25 +268,18 @@ class _Half:
         if is_charged(self.client, self.folder, plan, self._opening):
             log(INFO, "client %s: the charge before a crash counts for this vector", self.client.client_id)
             return
-        run, most = self.client.run or self.id.run, plan.participations(plan.rounds)
-        if contributions_of_run(self.client, self.folder, run) >= most:
-            self.refuse(f"the plan has {most} contributions of a client, and all were made")
-        event = plan.event()
+        run, release, planned = self.client.run or self.id.run, self.opened.release, plan.planned_of_client
+        event, made = _event(plan, release), events_of_run(self.client, self.folder, run)
+        if made[event] >= planned[event] or made.total() >= planned.total():
+            self.refuse(f"the plan has {planned[event]} {_CHARGED[release]} of a client, and all were made")
         details: dict[str, Any] = {
             "run": run,
             "masked": list(self.id),
+            "for": release,
             **self._opening,
             **who_asked(self.client, cohort.config.strategy),
         }
-        spend(
-            self.client,
-            self.folder,
-            plan,
-            self.id.number,
-            Counter({event: 1}),
-            planned=Counter({event: most}),
-            **details,
-        )
+        spend(self.client, self.folder, plan, self.id.number, Counter({event: 1}), planned=planned, **details)
 
     @property
     def _opening(self) -> dict[str, str]:
@@ -293,11 +300,36 @@ class _Half:
             if np.isfinite(updates[0]).all():
                 update = updates[0]
         except Exception as error:
-            if not self.client.deployed:
-                raise
-            log(ERROR, "client %s: training failed, and it contributes zeros: %s", self.client.client_id, error)
+            self._note("training failed, and it contributes zeros", error)
         vector: Integers = plan.of_round(self.id.number).encode(update, label, redrawn, self.opened.shared)
         return vector
+
+    def _note(self, failure: str, error: Exception) -> None:
+        """Note in the client's own log what failed; the error of a simulated client ends the run."""
+        if not self.client.deployed:
+            raise error
+        log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)
+
+    def _scores(self, plan: Secure, cohort: Cohort) -> Integers:
+        """Return the client's vector of an evaluation without noise: what stands for no accuracy if that fails."""
+        value: Any = math.nan
+        try:
+            value = reports(cohort)[0].get(SCORE_COUNTS if self.opened.release == HISTOGRAM else "accuracy", math.nan)
+        except Exception as error:
+            self._note("the evaluation failed, and it adds noise alone", error)
+        return plan.scores(self.opened.release).encode(value)
+
+
+def _event(plan: Secure, release: str) -> Event:
+    """Return what a client charges for a release."""
+    return plan.event() if release == TRAINING else plan.scores(release).event
+
+
+def _release(request: MaskedRequest) -> str:
+    """Return the release that a request of step 2 is for."""
+    if not isinstance(request, MaskedEvaluateRequest):
+        return TRAINING
+    return HISTOGRAM if request.histogram else ACCURACY
 
 
 def read_plan(text: str) -> Secure:

@@ -22,9 +22,19 @@ from coterie.fields import EPSILON, Fields, Length, OneOf
 from coterie.files import FileError, read_text
 
 #: What a reply can hold: trained updates, masked ones of which the server learns noisy sums, losses of received models,
-#: samples of a GAN, centroids of records, counts of labels, exact scores, and histograms of scores of records, which
-#: the server or the client makes noisy.
-RELEASES = ("updates", "masked updates", "losses", "samples", "centroids", "counts", "scores", "histograms")
+#: samples of a GAN, centroids of records, counts of labels, exact scores, histograms of scores of records, which the
+#: server or the client makes noisy, and both masked, of which the server learns noisy sums.
+RELEASES = (
+    "updates",
+    "masked updates",
+    "losses",
+    "samples",
+    "centroids",
+    "counts",
+    "scores",
+    "histograms",
+    "masked scores",
+)
 DAYS_OF_MONTH = 30
 
 

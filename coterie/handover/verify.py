@@ -129,7 +129,7 @@ def verify(folder, key=None, models=True):
         costs = {name: max(cost, costs.get(name, 0)) for name, cost in found.items()}
     told, costs["epsilon"] = {**stated, **stated["accountants"]}, costs[plan["accountant"]]
     for name, cost in costs.items():
-        same = abs(told[name] - cost) <= 1e-4 * cost or told[name] == told["rdp"]
+        same = abs(told[name] - cost) <= 1e-4 * cost or math.isclose(told[name], told["rdp"])
         _need(same and cost < math.inf, f"{name} is {cost:.6g}, not {told[name]}")
     return _need(stated["epsilon"] <= plan["epsilon"] * 1.000001, "epsilon exceeds the budget") or 0
 

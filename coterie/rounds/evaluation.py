@@ -128,7 +128,7 @@ class EvaluationExchange:
             assert self._permit is not None
             histogram = run.plan.release_histogram(self._permit, counts, run.streams, attempt)
             spent = {"epsilon": self._permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")}
-            return MetricRecord({"accuracy": histogram.accuracy, **_described(histogram), **spent})
+            return MetricRecord({"accuracy": histogram.accuracy, **described(histogram), **spent})
         values = [diagnostics(content).get("accuracy") for content in contents.values()]
         accuracies = [float(value) for value in values if isinstance(value, int | float)]
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
@@ -137,11 +137,12 @@ class EvaluationExchange:
         released: dict[str, Any] = {"accuracy": accuracy}
         if self._histogram(self.batch.request):
             permit = run.plan.charge_histogram(run.ledger, number)
-            released |= _described(run.plan.release_histogram(permit, counts, run.streams, attempt))
+            released |= described(run.plan.release_histogram(permit, counts, run.streams, attempt))
         return MetricRecord({**released, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
 
 
-def _described(histogram: ScoreHistogram) -> dict[str, Any]:
+def described(histogram: ScoreHistogram) -> dict[str, Any]:
+    """Return the metrics of a released histogram."""
     return {"score_histogram": histogram.counts.ravel().tolist(), "score_noise": histogram.deviations.tolist()}
 
 

@@ -1,7 +1,7 @@
-"""An exchange whose vectors the server sees as one sum: the server's half of a masked round (secure/masking.py).
+"""Exchanges whose vectors the server sees as one sum: the server's half of a masked round (secure/masking.py).
 
      1  open        every client of the cohort whose keys are known opens the round: U1
-     2  train       U1 train, and reply with masked vectors: U2
+     2  train       U1 train, or evaluate, and reply with masked vectors: U2
      3  survivors   U2 sign the list of U2
      4  unmask      U2 receive the signatures, and reply with shares, from which the masks of the sum follow
 
@@ -11,21 +11,24 @@ The round is charged before step 1. If fewer than the threshold answer a step, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie.logs import printable
 from coterie.privacy import NothingReleasedError, Permit, ReleasedSums, Secure
 from coterie.privacy.integer_sums import IntegerSums
+from coterie.privacy.mechanisms.score_sums import TRAINING
 from coterie.rounds.exchange import Exchange, MessageBatch
 from coterie.rounds.phases import Phase, SumsPhase
 from coterie.rounds.run_state import Run, StrategyError
 from coterie.secure import MaskedRound, Opening, SecureError, unmasked_sum
-from coterie.wire import TrainRequest
+from coterie.secure.integers import Integers
+from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.masked import (
     OpenRequest,
     RoundRequest,
@@ -38,7 +41,7 @@ from coterie.wire.masked import (
     read_signature,
 )
 from coterie.wire.messages import CONFIG, MODELS, ReplyError, parse
-from coterie.wire.requests import MaskedTrainRequest
+from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
 T = TypeVar("T")
 #: Yields the messages of a step, receives the replies to them.
@@ -48,12 +51,143 @@ MaskedSteps: TypeAlias = Generator[list[Message], Iterable[Message], None]
 class _StepBatch(MessageBatch):
     """The messages of one step."""
 
-    def __init__(self, run: Run, request: RoundRequest | MaskedTrainRequest, contents: Mapping[int, RecordDict]):
+    def __init__(self, run: Run, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict]):
         self._run, self.request = run, request
         self._clients = {}
         self.messages = {client: self._message(client, content) for client, content in contents.items()}
         for content in contents.values():
             run.statistics.sent(content)
+
+
+@dataclass
+class MaskedSum:
+    """One masked round, and the sum that it gives.
+
+    Attributes:
+        run: the run.
+        request: to train or to evaluate, completed.
+        release: what the round releases (:data:`coterie.wire.masked.RELEASES`).
+        attempt: of the round.
+        cohort: clients, increasing.
+        models: those that every client receives.
+        shared: number of leading parameters that all clusters share.
+        missing: why there is no sum; empty if there is one.
+        total: the sum over the survivors, signed.
+        survivors: their number.
+    """
+
+    run: Run
+    request: TrainRequest | EvaluateRequest
+    release: str
+    attempt: int
+    cohort: Sequence[int]
+    models: Callable[[int], ArrayRecord]
+    shared: int = 0
+    missing: str = field(default="the round was not finished", init=False)
+    total: Integers = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    survivors: int = field(default=0, init=False)
+
+    @cached_property
+    def plan(self) -> Secure:
+        """The plan of the round."""
+        plan = self.run.plan.of_round(self.request.round)
+        assert isinstance(plan, Secure)
+        return plan
+
+    @property
+    def _id(self) -> dict[str, Any]:
+        return {"run": self.run.name, "round": self.request.round, "attempt": self.attempt}
+
+    @property
+    def _least(self) -> int:
+        if self.release == TRAINING:
+            return self.plan.threshold(self.request.round)
+        return self.plan.scores(self.release).threshold
+
+    def steps(self) -> MaskedSteps:
+        """Yield the messages of each step, and receive the replies to them, in any order."""
+        request = self._open_request()
+        if not self._enough(request.cohort, "have registered with their keys"):
+            return
+        round = request.masked_round(self.plan)
+        asked = dict.fromkeys(request.cohort, self._content(request))
+        openings = yield from self._step(request, asked, read_opening, round)
+        if not self._enough(openings, "opened the round"):
+            return
+        contents = {client: self._content_of_vector(client, openings) for client in openings}
+        vectors = yield from self._step(self._request_of_vector({}, -1), contents, read_masked, round)
+        self.survivors = len(vectors)
+        if not self._enough(vectors, "sent a vector"):
+            return
+        survivors = tuple(sorted(vectors))
+        listed = SurvivorsRequest(**self._id, survivors=survivors)
+        signed = yield from self._step(listed, dict.fromkeys(survivors, self._content(listed)), read_signature, round)
+        if not self._enough(signed, "signed the survivors"):
+            return
+        signers = tuple(sorted(signed))
+        last = UnmaskRequest(**self._id, signers=signers, signatures=tuple(signed[client] for client in signers))
+        shares = yield from self._step(last, dict.fromkeys(signers, self._content(last)), read_shares, round)
+        if not self._enough(shares, "sent shares"):
+            return
+        try:
+            total = unmasked_sum(round, openings, vectors, shares)
+        except SecureError as error:
+            self.missing = printable(error)
+            return
+        self.total = total.view(np.int32).astype(np.int64)
+        self.missing = ""
+
+    def _enough(self, clients: Iterable[int], did: str) -> bool:
+        many = len(list(clients))
+        short = f"{many} clients {did}, of the {self._least} that mechanism secure requires"
+        self.missing = "the round was not finished" if many >= self._least else short
+        return many >= self._least
+
+    def _open_request(self) -> OpenRequest:
+        registry = self.run.registry
+        cohort = tuple(client for client in self.cohort if client in registry.nodes and client in registry.keys)
+        keys = [registry.keys[client] for client in cohort]
+        return OpenRequest(
+            **self._id,
+            release=self.release,
+            plan=json.dumps(self.plan.terms()),
+            parameters=self.run.state.layout.size,
+            shared=self.shared,
+            cohort=cohort,
+            node_keys=tuple(key.node for key in keys),
+            public_keys=tuple(key.public for key in keys),
+            key_signatures=tuple(key.signature for key in keys),
+        )
+
+    def _content(self, request: RoundRequest) -> RecordDict:
+        return RecordDict({CONFIG: ConfigRecord({**self.run.state.config, **request.to_record()})})
+
+    def _request_of_vector(self, openings: Mapping[int, Opening], receiver: int) -> MaskedRequest:
+        asked = {entry.name: getattr(self.request, entry.name) for entry in fields(self.request)}
+        masked = MaskedTrainRequest if self.release == TRAINING else MaskedEvaluateRequest
+        opened = opened_fields(openings, receiver)
+        return masked(**asked, run=self.run.name, attempt=self.attempt, **opened)
+
+    def _content_of_vector(self, client: int, openings: Mapping[int, Opening]) -> RecordDict:
+        record = self._request_of_vector(openings, client).to_record()
+        return RecordDict({MODELS: self.models(client), CONFIG: ConfigRecord({**self.run.state.config, **record})})
+
+    def _step(
+        self,
+        request: RoundRequest | MaskedRequest,
+        contents: Mapping[int, RecordDict],
+        read: Callable[..., T],
+        round: MaskedRound,
+    ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
+        """Send the messages of one step; return the valid replies, by client."""
+        batch, valid = _StepBatch(self.run, request, contents), {}
+        replies = yield list(batch.messages.values())
+        for client, content in batch.replies(replies):
+            try:
+                valid[client] = parse(read, content, client_id=client, round=round)
+            except ReplyError as error:
+                batch.drop(client, str(error))
+        return valid
 
 
 class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
@@ -67,52 +201,22 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
         if phase.assignments is not None:
             raise StrategyError("mechanism secure hides labels from the server, and this method assigns them")
         super().__init__(run, cast(Phase[IntegerSums, ReleasedSums], phase), number)
-        self._shared = phase.shared
-        plan = run.plan.of_round(number)
-        assert isinstance(plan, Secure)
-        self._plan = plan
-        self._missing = "the round was not finished"
+        assert isinstance(self.request, TrainRequest)
+        cohort = self.cohort.tolist()
+        self._sum = MaskedSum(run, self.request, TRAINING, self._attempt, cohort, self._models, phase.shared)
+
+    def _models(self, client: int) -> ArrayRecord:
+        return self.batch.messages[client].content.array_records[MODELS]
 
     def _charged_before_sending(self) -> Permit:
         return self._charged()
 
-    @property
-    def _id(self) -> dict[str, Any]:
-        return {"run": self._run.name, "round": self.request.round, "attempt": self._attempt}
-
     def steps(self) -> MaskedSteps:
-        """Yield the messages of each step, and receive the replies to them, in any order."""
-        request = self._open_request()
-        least = self._plan.threshold(request.round)
-        if not self._enough(request.cohort, least, "have registered with their keys"):
-            return
-        round = request.masked_round(self._plan)
-        asked = dict.fromkeys(request.cohort, self._content(request))
-        openings = yield from self._step(request, asked, read_opening, round)
-        if not self._enough(openings, least, "opened the round"):
-            return
-        trained = {client: self._train_content(client, openings) for client in openings}
-        vectors = yield from self._step(self._train_request({}, -1), trained, read_masked, round)
-        self._run.statistics.accepted += len(vectors)
-        if not self._enough(vectors, least, "sent a vector"):
-            return
-        survivors = tuple(sorted(vectors))
-        listed = SurvivorsRequest(**self._id, survivors=survivors)
-        signed = yield from self._step(listed, dict.fromkeys(survivors, self._content(listed)), read_signature, round)
-        if not self._enough(signed, least, "signed the survivors"):
-            return
-        signers = tuple(sorted(signed))
-        last = UnmaskRequest(**self._id, signers=signers, signatures=tuple(signed[client] for client in signers))
-        shares = yield from self._step(last, dict.fromkeys(signers, self._content(last)), read_shares, round)
-        if not self._enough(shares, least, "sent shares"):
-            return
-        try:
-            total = unmasked_sum(round, openings, vectors, shares)
-        except SecureError as error:
-            self._missing = printable(error)
-            return
-        self._contributions.add_vectors(total.view(np.int32).astype(np.int64), len(vectors))
-        self._missing = ""
+        """See :meth:`MaskedSum.steps`."""
+        yield from self._sum.steps()
+        self._run.statistics.accepted += self._sum.survivors
+        if not self._sum.missing:
+            self._contributions.add_vectors(self._sum.total, self._sum.survivors)
 
     def release(self) -> ReleasedSums:
         """Release the sum; see :meth:`Exchange.release`.
@@ -120,59 +224,8 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
         Raises:
             NothingReleasedError: the sum is not known, because too few clients answered a step, or it is impossible.
         """
-        if self._missing:
+        if self._sum.missing:
             assert self._permit is not None
             self._permit.use()
-            raise NothingReleasedError(self._missing)
+            raise NothingReleasedError(self._sum.missing)
         return super().release()
-
-    def _enough(self, clients: Iterable[int], least: int, did: str) -> bool:
-        many = len(list(clients))
-        self._missing = "" if many >= least else f"{many} clients {did}, of the {least} that mechanism secure requires"
-        return many >= least
-
-    def _open_request(self) -> OpenRequest:
-        registry = self._run.registry
-        cohort = tuple(c for c in self.cohort.tolist() if c in registry.nodes and c in registry.keys)
-        keys = [registry.keys[client] for client in cohort]
-        return OpenRequest(
-            **self._id,
-            plan=json.dumps(self._plan.terms()),
-            parameters=self._run.state.layout.size,
-            shared=self._shared,
-            cohort=cohort,
-            node_keys=tuple(key.node for key in keys),
-            public_keys=tuple(key.public for key in keys),
-            key_signatures=tuple(key.signature for key in keys),
-        )
-
-    def _content(self, request: RoundRequest) -> RecordDict:
-        return RecordDict({CONFIG: ConfigRecord({**self._run.state.config, **request.to_record()})})
-
-    def _train_request(self, openings: Mapping[int, Opening], receiver: int) -> MaskedTrainRequest:
-        assert isinstance(self.request, TrainRequest)
-        asked = {entry.name: getattr(self.request, entry.name) for entry in fields(self.request)}
-        opened = opened_fields(openings, receiver)
-        return MaskedTrainRequest(**asked, run=self._run.name, attempt=self._attempt, **opened)
-
-    def _train_content(self, client: int, openings: Mapping[int, Opening]) -> RecordDict:
-        record = self._train_request(openings, client).to_record()
-        models = self.batch.messages[client].content[MODELS]
-        return RecordDict({MODELS: models, CONFIG: ConfigRecord({**self._run.state.config, **record})})
-
-    def _step(
-        self,
-        request: RoundRequest | MaskedTrainRequest,
-        contents: Mapping[int, RecordDict],
-        read: Callable[..., T],
-        round: MaskedRound,
-    ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
-        """Send the messages of one step; return the valid replies, by client."""
-        batch, valid = _StepBatch(self._run, request, contents), {}
-        replies = yield list(batch.messages.values())
-        for client, content in batch.replies(replies):
-            try:
-                valid[client] = parse(read, content, client_id=client, round=round)
-            except ReplyError as error:
-                batch.drop(client, str(error))
-        return valid

@@ -588,7 +588,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """The value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
         if not deployed or self.privacy.privacy_unit == "none":
             return "diagnostic"
-        if self.privacy.privacy_unit == "record" or self.privacy.mechanism == "secure":
+        if self.privacy.privacy_unit == "record":
             return "off"
         try:
             _ = RunConfig({**self.values, "evaluation.evaluate": "private"}).plan
@@ -735,18 +735,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             )
 
     def _check_masks(self, deployed: bool) -> None:
-        """Check that deployed clients can mask what they send: vectors of training, with keys of a roster."""
+        """Check that deployed clients can mask what they send, with keys of a roster."""
         if not deployed or self.privacy.privacy_unit != "client" or self.privacy.mechanism != "secure":
             return
         if not self.deployment.roster:
             raise ConfigError(
                 "mechanism = 'secure' requires a roster, by which clients know each other's keys: set roster, or "
                 "COTERIE_ROSTER of the ServerApp"
-            )
-        if self.evaluation.evaluate == "private":
-            raise ConfigError(
-                "evaluate = 'private': deployed clients mask updates, not scores, which the server would see; with "
-                "mechanism secure set evaluate to off, or local-report in the clients' node configurations"
             )
 
     def _check_personal(self, deployed: bool) -> None:

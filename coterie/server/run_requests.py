@@ -34,6 +34,8 @@ def terms_of(config: RunConfig) -> dict[str, Any]:
     evaluation = ["counts"] if config.method.produces == "labels" else ["scores"]
     evaluation += ["histograms"] if planning.score_share(config) else []
     plan = planning.sketch(config)
+    if isinstance(plan, Secure) and config.evaluation.evaluate == "private":
+        evaluation = ["masked scores"]
     plans = plan.client_plans[: plan.clients] if isinstance(plan, RecordLevel) else (plan,)
     private = unit != "none"
     trained = [f"masked {what}" if isinstance(plan, Secure) else what for what in config.method.releases]

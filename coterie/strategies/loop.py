@@ -20,7 +20,8 @@ from flwr.serverapp.strategy import Result
 from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
-from coterie.rounds.masked_exchange import MaskedExchange
+from coterie.rounds.masked_evaluation import MaskedEvaluation
+from coterie.rounds.masked_exchange import MaskedExchange, MaskedSum
 from coterie.rounds.phases import Phase, SumsPhase
 from coterie.rounds.recorder import Checkpoint
 from coterie.rounds.run_state import Run, StrategyError
@@ -164,7 +165,7 @@ def configure_clients(method: Method, config: Mapping[str, Any], number: int) ->
 
 def open_evaluation(
     method: Method, number: int, models: Models, config: ConfigRecord, *, last: bool = True
-) -> EvaluationExchange:
+) -> EvaluationExchange | MaskedEvaluation:
     """An evaluation of models by the registered clients, or by those that evaluate.
 
     Exact diagnostics of models that clients fit to their own records, which take long, are of the last round only.
@@ -190,6 +191,8 @@ def open_evaluation(
         request = replace(request, record_plans=run.plan.record_plans)
         if assigned is None:  # by labels that are released: a choice now would depend on training records
             assigned = dict.fromkeys(clients, 0) if len(models) == 1 else run.statistics.labels
+    if run.masks and isinstance(request, EvaluateRequest) and request.private:
+        return MaskedEvaluation(run, request, number, models, clients, assigned=assigned is not None)
     return EvaluationExchange(run, request, number, models, assigned, aggregate, clients)
 
 
@@ -198,10 +201,7 @@ def _train(
 ) -> tuple[Models, MetricRecord | None]:
     """Run the exchanges of a round; return its models and metrics."""
     if strategy.overrides("configure_train", "aggregate_train"):
-        if strategy.run.masks:
-            raise StrategyError(
-                "masked rounds have four exchanges: leave configure_train and aggregate_train as they are"
-            )
+        _check_hooks(strategy, "rounds", "configure_train and aggregate_train")
         return _train_by_hooks(strategy, grid, number, models, config, timeout)
     configure_clients(strategy, config, number)
     training = TrainingRound(strategy, number, models)
@@ -219,7 +219,7 @@ def _exchange(run: Run, phase: Phase[Any, Any], number: int) -> Exchange[Any, An
     return Exchange(run, phase, number)
 
 
-def _collect_masked(grid: Grid, exchange: MaskedExchange, timeout: float) -> None:
+def _collect_masked(grid: Grid, exchange: MaskedExchange | MaskedSum, timeout: float) -> None:
     steps = exchange.steps()
     messages = next(steps, None)
     while messages is not None:
@@ -257,10 +257,26 @@ def _evaluate(
 ) -> MetricRecord | None:
     """The metrics of an evaluation; None without any."""
     if strategy.overrides("configure_evaluate", "aggregate_evaluate"):
+        _check_hooks(strategy, "evaluations", "configure_evaluate and aggregate_evaluate")
         messages = strategy.configure_evaluate(number, arrays, config, grid)
         return strategy.aggregate_evaluate(number, _send(grid, messages, timeout))
     exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config, last=last)
+    if isinstance(exchange, MaskedEvaluation):
+        for masked in exchange:
+            _collect_masked(grid, masked, timeout)
+        return exchange.released
     return strategy.evaluated(exchange, _send(grid, exchange.batch.messages.values(), timeout))
+
+
+def _check_hooks(strategy: ClusteredStrategy, what: str, hooks: str) -> None:
+    """Check that own hooks replace no masked rounds.
+
+    Raises:
+        StrategyError: they do.
+    """
+    private = what == "rounds" or strategy.options.evaluate == "private"
+    if strategy.run.masks and private:
+        raise StrategyError(f"masked {what} have four exchanges: leave {hooks} as they are")
 
 
 def _replies(

@@ -21,6 +21,7 @@ from coterie.privacy import Plan, Streams, certificate
 from coterie.rounds.client_registry import ClientRegistry
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange
+from coterie.rounds.masked_evaluation import MaskedEvaluation
 from coterie.rounds.run_state import Run, RunState, StrategyError
 from coterie.settings import Settings
 from coterie.strategies import adaptive_clipping
@@ -202,8 +203,11 @@ class ClusteredStrategy(Method, Strategy):
         """Messages with all k models, or each client's own, to every registered client."""
         models, layout = unpack_models(arrays)
         self.run.state = replace(self.run.state, layout=layout)
-        self._evaluation = open_evaluation(self, server_round, models, config)
-        return list(self._evaluation.batch.messages.values())
+        exchange = open_evaluation(self, server_round, models, config)
+        if isinstance(exchange, MaskedEvaluation):
+            raise StrategyError("masked evaluations have four exchanges, which start() sends")
+        self._evaluation = exchange
+        return list(exchange.batch.messages.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What :meth:`evaluated` returns; None if a subclass has messages of its own."""

@@ -1,15 +1,17 @@
 """A masked round: what travels in its four steps (:mod:`coterie.secure.masking`).
 
 ====================  ======================================================================================
-``train.open``        the plan, the cohort U0 and the signed keys of its clients -> an :class:`Opening`
+``train.open``        the plan, the cohort U0 and the signed keys of its clients, and whether the round releases updates
+                      or an evaluation -> an :class:`Opening`
 ``train.masked``      the content of ``train``, and the openings of U1 with the boxes for the receiver
                       (:class:`MaskedTrainRequest`) -> a masked vector of uint32, and nothing else
+``evaluate.masked``   the same with the content of ``evaluate`` (:class:`MaskedEvaluateRequest`)
 ``train.survivors``   U2, whose vectors arrived -> a signature of this list
 ``train.unmask``      the signatures of at least t clients -> shares of the seeds of U2, of the keys of U1 - U2
 ====================  ======================================================================================
 
 All four name the run, the round and its attempt. Replies hold a ConfigRecord ``reply`` with ``client-id`` and
-``round``; a reply to ``train.masked`` also holds an ArrayRecord ``update`` with the one entry ``masked``.
+``round``; a masked vector is the one entry ``masked`` of an ArrayRecord ``update``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length
+from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length, OneOf
+from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
 from coterie.secure import MaskedRound, Opening, Shares
 from coterie.secure.keys import KEY_BYTES, Vector
 from coterie.secure.masking import MAX_SIZE
@@ -36,8 +39,10 @@ from coterie.wire.messages import (
     pack_integers,
     read_integers,
 )
-from coterie.wire.requests import MAX_COHORT, MAX_ENTRY, MaskedTrainRequest, RequestError, check_lists
+from coterie.wire.requests import MAX_COHORT, MAX_ENTRY, MaskedRequest, RequestError, check_lists
 
+#: What a masked round may release.
+RELEASES = (TRAINING, ACCURACY, HISTOGRAM)
 _MAX_TERMS = 20_000
 
 
@@ -53,6 +58,9 @@ class MaskedPlan(Protocol):
 
     def vector_size(self, size: int, shared: int) -> int:
         """Return the number of entries of a vector for d parameters, of which all clusters share the first ones."""
+
+    def scores(self, release: str) -> ScoreSum:
+        """Return the sum of a private evaluation."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,7 @@ class OpenRequest(RoundRequest):
     """Step 1. The last three lists are of the clients of the cohort, in their order.
 
     Attributes:
+        release: what the round releases, :data:`RELEASES`.
         plan: terms of the run's plan, JSON.
         parameters: d, of one model.
         shared: number of leading parameters that all clusters share.
@@ -128,6 +137,7 @@ class OpenRequest(RoundRequest):
 
     message_type: ClassVar[str] = OPEN
 
+    release: Annotated[str, OneOf(RELEASES)]
     plan: Annotated[str, Length(_MAX_TERMS)]
     parameters: Annotated[int, Bounds(1, MAX_SIZE)]
     shared: Annotated[int, Bounds(0, MAX_SIZE)]
@@ -150,7 +160,8 @@ class OpenRequest(RoundRequest):
     def masked_round(self, plan: MaskedPlan) -> MaskedRound:
         """Return what all parties must agree on: both halves compute it from the same request.
 
-        The digest of the plan covers its terms, the number of parameters, and the keys of all clients.
+        The digest of the plan covers its terms, the release, the number of parameters, and the keys of all clients. So
+        no mask, box or signature of a round that trains is one of a round that evaluates.
 
         Args:
             plan: of the terms.
@@ -158,22 +169,20 @@ class OpenRequest(RoundRequest):
         Raises:
             SecureError: the threshold is too small, or the vector too large.
         """
-        parts = [self.plan.encode(), str((self.parameters, self.shared)).encode(), *self.node_keys, *self.public_keys]
+        about = str((self.release, self.parameters, self.shared))
+        parts = [self.plan.encode(), about.encode(), *self.node_keys, *self.public_keys]
         digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
+        threshold, size = plan.threshold(self.round), plan.vector_size(self.parameters, self.shared)
+        if self.release != TRAINING:
+            scores = plan.scores(self.release)
+            threshold, size = scores.threshold, scores.size
         return MaskedRound(
-            self.run.encode(),
-            self.round,
-            self.attempt,
-            digest,
-            self.cohort,
-            plan.threshold(self.round),
-            plan.corrupt,
-            plan.vector_size(self.parameters, self.shared),
+            self.run.encode(), self.round, self.attempt, digest, self.cohort, threshold, plan.corrupt, size
         )
 
 
 def opened_fields(openings: Mapping[int, Opening], receiver: int) -> dict[str, Any]:
-    """Return the fields of :class:`MaskedTrainRequest` for one receiver that state the openings of U1."""
+    """Return the fields of :class:`MaskedRequest` for one receiver that state the openings of U1."""
     clients = sorted(openings)
     of = [openings[client] for client in clients]
     return {
@@ -185,7 +194,7 @@ def opened_fields(openings: Mapping[int, Opening], receiver: int) -> dict[str, A
     }
 
 
-def openings_for(request: MaskedTrainRequest, receiver: int) -> dict[int, Opening]:
+def openings_for(request: MaskedRequest, receiver: int) -> dict[int, Opening]:
     """Return the openings of U1 in a request, with the boxes for its receiver."""
     rows = zip(request.opened, request.publics, request.commitments, request.signatures, request.boxes, strict=True)
     return {

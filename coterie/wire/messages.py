@@ -15,7 +15,8 @@ One-shot clustering of records adds three verbs. The replies to ``train.gan`` an
 with the one entry ``points``: float32 points of the data's shape, any number within bounds. ``query.label`` carries the
 result, with which clients label their records; the reply has ``diagnostics`` if requested.
 
-A masked round has four: ``train.open``, ``train.masked``, ``train.survivors``, ``train.unmask`` (wire/masked.py).
+A masked round has four: ``train.open``, ``train.masked``, ``train.survivors``, ``train.unmask``; if it evaluates, the
+second one is ``evaluate.masked`` (wire/masked.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
 #: The four steps of a masked round (wire/masked.py).
 OPEN, MASKED, SURVIVORS, UNMASK = "train.open", "train.masked", "train.survivors", "train.unmask"
-MASKED_STEPS = (OPEN, MASKED, SURVIVORS, UNMASK)
+#: Step 2 of a masked round that evaluates.
+MASKED_SCORES = "evaluate.masked"
+#: Steps by message type, from 0.
+MASKED_STEPS = {OPEN: 0, MASKED: 1, MASKED_SCORES: 1, SURVIVORS: 2, UNMASK: 3}
 #: Message types whose replies a client charges at record level.
 CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.

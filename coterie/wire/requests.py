@@ -56,6 +56,7 @@ from coterie.wire.messages import (
     LABEL,
     LOSSES,
     MASKED,
+    MASKED_SCORES,
     MODELS,
     PLACES_OF_CLIENTS,
     TRAIN,
@@ -184,8 +185,8 @@ class TrainRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedTrainRequest(TrainRequest):
-    """Step 2 of a masked round (wire/masked.py): train as for :class:`TrainRequest`, and return a masked vector.
+class MaskedRequest(Request):
+    """Step 2 of a masked round (wire/masked.py): what it adds to a request. The reply is a masked vector.
 
     The lists are of the clients U1 that have opened the round, in their order.
 
@@ -199,8 +200,6 @@ class MaskedTrainRequest(TrainRequest):
         boxes: the shares that they have sealed for the receiver; an empty one of the receiver itself.
     """
 
-    message_type: ClassVar[str] = MASKED
-
     run: Annotated[str, Length(64)]
     attempt: Annotated[int, Bounds(0, ROUNDS.high)]
     opened: Annotated[tuple[int, ...], Length(MAX_COHORT), SIZE]
@@ -209,11 +208,26 @@ class MaskedTrainRequest(TrainRequest):
     signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
     boxes: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_openings(self) -> None:
+        """Check what it adds.
+
+        Raises:
+            RequestError: a list is malformed, or there are record-level plans.
+        """
         check_lists(self.opened, self.publics, self.commitments, self.signatures, self.boxes)
         if self.record_plans is not None:
             raise RequestError("a masked round has no record-level plans")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTrainRequest(MaskedRequest, TrainRequest):
+    """Train as for :class:`TrainRequest`; see :class:`MaskedRequest`."""
+
+    message_type: ClassVar[str] = MASKED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_openings()
 
 
 def check_lists(clients: Sequence[int], *lists: Sequence[bytes]) -> None:
@@ -271,6 +285,21 @@ class EvaluateRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedEvaluateRequest(MaskedRequest, EvaluateRequest):
+    """Evaluate as for a private :class:`EvaluateRequest`; see :class:`MaskedRequest`.
+
+    The vector is the accuracy, or the counts of scores if ``histogram`` is set.
+    """
+
+    message_type: ClassVar[str] = MASKED_SCORES
+
+    def __post_init__(self) -> None:
+        self.check_openings()
+        if not self.private:
+            raise RequestError("a masked evaluation is a private one")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GanRequest(Request):
     """Train a GAN and return samples of it (PPFC-GAN)."""
 
@@ -318,7 +347,7 @@ REQUESTS: dict[str, type[Request]] = {
     for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
 # Those, and step 2 of a masked round.
-_WITH_MODELS: dict[str, type[Request]] = {**REQUESTS, MASKED: MaskedTrainRequest}
+_WITH_MODELS: dict[str, type[Request]] = {**REQUESTS, MASKED: MaskedTrainRequest, MASKED_SCORES: MaskedEvaluateRequest}
 
 
 def read_request(
@@ -327,7 +356,7 @@ def read_request(
     """Read a message to a client: the request, (k, d) models, and their layout.
 
     Args:
-        message_type: a key of :data:`REQUESTS`, or that of :class:`MaskedTrainRequest`.
+        message_type: a key of :data:`REQUESTS`, or that of a :class:`MaskedRequest`.
         content: the message.
         finite: whether models with NaN or Inf are rejected.
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,13 @@ from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Server, Site
 
 from coterie.client import masked_rounds, masking_keys, round_state
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
+from coterie.client.state import ClientError
 from coterie.deploy.certificates import add_submitter, create
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.run_request import RunRequest
 from coterie.deploy.signatures import read_private_key
-from coterie.privacy import ClientLedger, Event
+from coterie.privacy import ClientLedger, Event, epsilon
+from coterie.privacy.ledger import event_of
 from coterie.secure import MaskingClient
 from coterie.wire.masked import opened_fields, read_opening
 from coterie.wire.messages import CONFIG, MODELS, pack_models
@@ -456,6 +459,216 @@ def test_the_honest_round_goes_on_after_all_attacks(stages, monkeypatch, step):
     assert len(stage.sites.charges(VICTIM)) == 1
     if hidden:
         np.testing.assert_array_equal(total, np.sum(list(hidden.values()), axis=0, dtype=np.uint64).astype(np.uint32))
+
+
+# ---- evaluations -----------------------------------------------------------------------------------------------------
+
+SCORES = {"evaluations": 2, "evaluation_noise": 0.25, "histograms": 1, "histogram_noise": 20.0}
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """Evaluations of clients."""
+    calls = []
+
+    def counted(cohort):
+        calls.append(cohort)
+        return original(cohort)
+
+    original = masked_rounds.reports
+    monkeypatch.setattr(masked_rounds, "reports", counted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def scoring(pki, tmp_path_factory):
+    """Ten sites, of which all but the victim have sent their accuracies."""
+    sites = Sites(tmp_path_factory.mktemp("scoring"), pki, CLIENTS)
+    return Server(sites, plan_of(CLIENTS, **SCORES), 1, 1, release="accuracy")
+
+
+def refuses(server, message_type, content, evaluated):
+    """Return why the victim refuses a message, having checked that it evaluates, charges and keeps nothing."""
+
+    def kept():
+        folder = server.sites.state(VICTIM, "rounds").parent
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        return {name: data for name, data in files.items() if not name.endswith((".audit.jsonl", ".lock"))}
+
+    before, charges = kept(), len(server.sites.charges(VICTIM))
+    evaluated.clear()
+    text = server.sites.refusal(VICTIM, message_type, content)
+    assert (kept(), len(server.sites.charges(VICTIM)), evaluated) == (before, charges, [])
+    return text
+
+
+OF_EVALUATIONS = {
+    "no evaluation in the plan": (lambda s: terms(s, evaluations=0), "no private evaluations"),
+    "no noise": (lambda s: terms(s, evaluation_noise=0.0), "the plan is refused"),
+    "less noise than a grid has": (lambda s: terms(s, evaluation_noise=1e-5), "32 steps"),
+    "noise that is no number": (lambda s: terms(s, evaluation_noise="0.05"), "malformed"),
+    "too many corrupt clients": (lambda s: terms(s, corrupt=7), "must stay"),
+    "too few must stay": (lambda s: terms(s, dropout=0.5), "dropout must be"),
+    "a round that the plan does not have": (lambda s: {"round": 4}, "none of the plan's 3"),
+    "the victim and nine who are not there": (lambda s: only(s, [VICTIM]), "min-cohort"),
+    "a cohort without the victim": (lambda s: only(s, [c for c in range(CLIENTS) if c != VICTIM]), "lacks this client"),
+    "another release": (lambda s: {"release": "loss"}, "release"),
+}
+
+
+@pytest.mark.parametrize("name", OF_EVALUATIONS)
+def test_evaluations_that_do_not_protect_a_client_are_not_opened(scoring, evaluated, name):
+    change, reason = OF_EVALUATIONS[name]
+    scoring.sites.key(VICTIM)
+    content = scoring.open_content()
+    changed = change(scoring)
+    record = {**content.config_records[CONFIG], **{key.replace("_", "-"): value for key, value in changed.items()}}
+    record = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
+    assert reason in refuses(scoring, "train.open", RecordDict({CONFIG: ConfigRecord(record)}), evaluated)
+
+
+@pytest.fixture(scope="module")
+def asked(scoring):
+    """The same, opened."""
+    scoring.open()
+    scoring.train([client for client in range(CLIENTS) if client != VICTIM])
+    return scoring
+
+
+OF_SCORES = {
+    "a request to train": ({}, "train.masked", "opened for accuracy, not for training"),
+    "a histogram instead": ({"histogram": True}, "evaluate.masked", "opened for accuracy, not for histogram"),
+    "an evaluation that is not private": ({"private": False}, "evaluate.masked", "a private one"),
+    "another attempt": ({"attempt": 2}, "evaluate.masked", "not the next one"),
+    "another round": ({"round": 2}, "evaluate.masked", "not the next one"),
+    "a cluster that the plan does not have": ({"cluster": CLUSTERS}, "evaluate.masked", "clusters"),
+    "openings of too few": ("few", "evaluate.masked", "at least 7 clients"),
+    "plans at record level": ({"record-plans": "[]"}, "evaluate.masked", "record-level"),
+}
+
+
+@pytest.mark.parametrize("name", OF_SCORES)
+def test_requests_for_scores_that_are_not_those_of_the_round_are_refused(asked, evaluated, trained, name):
+    change, message_type, reason = OF_SCORES[name]
+    if message_type == "train.masked":
+        content = replace(asked, release="training").train_content(VICTIM)
+    elif change == "few":
+        content = asked.train_content(VICTIM, **some(asked, asked.cohort[:6]))
+    else:
+        content = asked.train_content(VICTIM, config=change)
+    assert reason in refuses(asked, message_type, content, evaluated)
+    assert trained == []
+
+
+def test_scores_of_models_of_another_size_are_refused(asked, evaluated):
+    layout = type(LAYOUT)(("output.weight",), ((2, 16),))
+    content = asked.train_content(VICTIM)
+    content = RecordDict({**content, MODELS: pack_models(np.zeros((CLUSTERS, 32), np.float32), layout)})
+    assert "32 parameters, not 34" in refuses(asked, "evaluate.masked", content, evaluated)
+    more = asked.train_content(VICTIM, models=np.zeros((CLUSTERS + 1, LAYOUT.size), np.float32))
+    assert "clusters" in refuses(asked, "evaluate.masked", more, evaluated)
+
+
+def test_a_round_that_trains_gives_no_scores(pki, tmp_path, evaluated, trained):
+    """Nor does an attempt of a round have two releases."""
+    stage = Stage(tmp_path, pki, "train.masked")
+    content = replace(stage.server, release="accuracy").train_content(VICTIM)
+    assert "opened for training, not for accuracy" in refused(stage, content, trained, "evaluate.masked")
+    opened = Server(stage.sites, plan_of(CLIENTS, **SCORES), release="accuracy").open_content()
+    assert "another message for step 1" in refused(stage, opened, trained, "train.open")
+    assert evaluated == []
+
+
+def test_the_honest_evaluation_goes_on_after_all_attacks_and_is_answered_once(asked, evaluated):
+    sites, content = asked.sites, asked.train_content(VICTIM)
+    asked.train([VICTIM])
+    assert len(evaluated) == 1
+    first = sites.ask(VICTIM, "evaluate.masked", content)
+    assert first["update"]["masked"].numpy().tobytes() == asked.vectors[VICTIM].tobytes()
+    assert len(evaluated) == 1
+    other = asked.train_content(VICTIM, models=MODELS_SENT + 1)
+    assert "another message for step 2" in refuses(asked, "evaluate.masked", other, evaluated)
+    asked.sign()
+    fewer = asked.survivors_content([client for client in range(CLIENTS) if client != 9])
+    assert "another message for step 3" in refuses(asked, "train.survivors", fewer, evaluated)
+    assert "of 7 required clients signed" in refuses(asked, "train.unmask", asked.unmask_content({}), evaluated)
+    asked.unmask()
+    assert asked.total().shape == (1,)
+    assert len(sites.charges(VICTIM)) == 1
+    trains = Server(sites, asked.plan, 1, 1).open_content()
+    assert "another message for step 1" in refuses(asked, "train.open", trains, evaluated)
+    again = Server(sites, asked.plan, 1, 0, release="accuracy").open_content()
+    assert "was opened before" in refuses(asked, "train.open", again, evaluated)
+
+
+def test_an_evaluation_is_asked_as_often_as_the_plan_says(pki, tmp_path, evaluated):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
+    for attempt, release in enumerate(("accuracy", "accuracy", "histogram")):
+        server = Server(sites, plan, 1, attempt, release=release)
+        server.open()
+        server.train()
+    for attempt, (release, reason) in enumerate(
+        [("accuracy", "has 2 private evaluations"), ("histogram", "has 1 histograms of scores")], start=3
+    ):
+        server = Server(sites, plan, 1, attempt, release=release)
+        server.open()
+        content = server.train_content(VICTIM)
+        assert reason in sites.refusal(VICTIM, "evaluate.masked", content)
+    assert [charge["for"] for charge in sites.charges(VICTIM)] == ["accuracy", "accuracy", "histogram"]
+    assert len(evaluated) == 18
+    server = Server(sites, plan, 1, 5)
+    server.open()
+    server.train([VICTIM])  # what training costs is left
+
+
+@pytest.mark.parametrize("changes", [{"evaluation_noise": 0.02}, {"evaluations": 40}])
+def test_an_evaluation_that_the_plan_s_epsilon_does_not_cover_is_not_paid(pki, tmp_path, evaluated, changes):
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, replace(plan_of(6, **SCORES), **changes), 1, 0, release="accuracy")
+    server.open()
+    paid, reason = 0, ""
+    for attempt in range(1, 42):
+        try:
+            sites.ask(VICTIM, "evaluate.masked", server.train_content(VICTIM))
+        except ClientError as error:
+            reason = str(error)
+            break
+        paid += 1
+        server = Server(sites, server.plan, 1, attempt, keys=server.keys, release="accuracy")
+        server.open()
+    assert "exceeds the client's budget" in reason
+    assert paid == len(sites.charges(VICTIM)) < 40
+    spent = Counter(event_of(charge) for charge in sites.charges(VICTIM))
+    assert not spent or epsilon(spent, 1e-4, "rdp") <= 8
+
+
+def test_another_noise_in_a_second_evaluation_is_not_paid(pki, tmp_path, evaluated):
+    """The ledger has pinned the events of the plan of the first one."""
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
+    first = Server(sites, plan, 1, 0, release="accuracy")
+    first.open()
+    first.train()
+    second = Server(sites, replace(plan, evaluation_noise=0.02), 1, 1, release="accuracy")
+    second.open()
+    content = second.train_content(VICTIM)
+    assert "exceeds the client's budget" in sites.refusal(VICTIM, "evaluate.masked", content)
+    assert len(sites.charges(VICTIM)) == 1
+
+
+def test_the_owner_s_policy_allows_masked_scores(pki, tmp_path, evaluated):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
+    for client, releases in ((0, '"masked updates", "scores", "histograms"'), (1, '"masked scores"')):
+        (tmp_path / f"{client}.toml").write_text(f"releases = [{releases}]")
+        sites.nodes[client]["policy"] = str(tmp_path / f"{client}.toml")
+    for attempt, release in enumerate(("accuracy", "histogram")):
+        server = Server(sites, plan, 1, attempt, release=release)
+        assert "release of masked scores is not allowed" in sites.refusal(0, "train.open", server.open_content())
+        server.open([1, 2, 3, 4, 5])
+        server.train()
+    train = Server(sites, plan, 1, 2)
+    assert "release of masked updates is not allowed" in sites.refusal(1, "train.open", train.open_content())
+    counted = [cohort for cohort in evaluated if cohort.clients[0].client_id == 1]
+    assert len(counted) == 2
 
 
 # ---- what a client pays, and what its owner allows -------------------------------------------------------------------

@@ -17,10 +17,13 @@ from coterie.client.identity import Client
 from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
+from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
-from coterie.privacy.mechanisms import secure
+from coterie.privacy.ledger import event_of
+from coterie.privacy.mechanisms import score_sums, secure
 from coterie.secure import MaskingClient, discrete_gaussian, to_modulus, unmasked_sum
-from coterie.wire.messages import CONFIG, REPLY, Layout
+from coterie.secure.integers import STEPS as STEPS_OF_GRID
+from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,94 @@ def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hid
     clean = [of_round.encode(update, label, redrawn, server.shared) for label, redrawn, update in updates]
     np.testing.assert_array_equal(server.total(), to_modulus(np.sum(clean, axis=0) + np.sum(noises, axis=0)))
     assert np.abs(np.sum(clean, axis=0)[: CLUSTERS * server.layout.size]).max() > 1000
+
+
+SCORES = {"evaluations": 2, "evaluation_noise": 0.25, "histograms": 1, "histogram_noise": 20.0}
+STEPPED = ("open", "train", "sign", "unmask")
+
+
+def scored(sites, plan, release, number=1, attempt=1, **changes):
+    """A round that evaluates."""
+    server = Server(sites, plan, number, attempt, release=release, **changes)
+    for step in STEPPED:
+        getattr(server, step)()
+    return server
+
+
+@pytest.mark.parametrize("release", ["accuracy", "histogram"])
+def test_the_sum_of_an_evaluation_is_that_of_the_clients_scores_and_their_noise(
+    pki, tmp_path, hidden, monkeypatch, release
+):
+    """What leaves is the masked vector alone; the charge is that of the evaluation."""
+
+    def noise(rng, std, size):
+        noises.append((std, discrete_gaussian(rng, std, size)))
+        return noises[-1][1]
+
+    def reported(cohort):
+        values.append(original(cohort)[0])
+        return [values[-1]]
+
+    noises, values, original = [], [], masked_rounds.reports
+    monkeypatch.setattr(score_sums, "discrete_gaussian", noise)
+    monkeypatch.setattr(masked_rounds, "reports", reported)
+    sites, plan = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4), plan_of(6, **SCORES)
+    server, scores = scored(sites, plan, release), plan.scores(release)
+    key = "accuracy" if release == "accuracy" else SCORE_COUNTS
+    clean = [scores.encode(value[key]) for value in values]
+    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    expected = np.sum(clean, axis=0) + np.sum([drawn for _, drawn in noises], axis=0)
+    np.testing.assert_array_equal(server.total(), to_modulus(expected))
+    assert len(server.total()) == scores.size == {"accuracy": 1, "histogram": 64}[release]
+    assert {std for std, _ in noises} == {scores.event.noise_multiplier * STEPS_OF_GRID / np.sqrt(5 - 1)}
+    assert any(vector.any() for vector in clean)
+    for client in range(6):
+        (charge,) = sites.charges(client)
+        assert (charge["for"], charge["masked"]) == (release, ["run", 1, 1])
+        assert charge["noise_multiplier"] == scores.event.noise_multiplier
+        assert sites.log(client)[1]["released"] == "masked scores"
+    reply = sites.ask(2, "evaluate.masked", server.train_content(2))  # again
+    assert (set(reply), set(reply.config_records[REPLY])) == ({"update", REPLY}, {"client-id", "round", "padding"})
+    assert list(reply.array_records["update"]) == ["masked"]
+
+
+@pytest.mark.parametrize("failure", ["error", "not a number"])
+def test_an_evaluation_that_fails_is_noise_alone_and_no_error(pki, tmp_path, hidden, monkeypatch, failure):
+    def reported(cohort):
+        if failure == "error":
+            raise ValueError("a secret")
+        return [{"accuracy": float("nan")}]
+
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
+    monkeypatch.setattr(masked_rounds, "reports", reported)
+    monkeypatch.setattr(score_sums, "discrete_gaussian", lambda rng, std, size: np.zeros(size, np.int64))
+    for attempt, release in enumerate(("accuracy", "histogram")):
+        server = scored(sites, plan, release, attempt=attempt)
+        assert not server.total().any()
+
+
+def test_rounds_and_evaluations_take_turns_and_are_charged_apart(pki, tmp_path, hidden):
+    sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
+    attempt = 0
+    for number in (1, 2, 3):
+        for release in ("training", "accuracy", "histogram")[: 1 + (number > 1) + (number > 2)]:
+            server = scored(sites, plan, release, number, attempt)
+            np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+            attempt += 1
+    kinds = [charge["for"] for charge in sites.charges(3)]
+    assert kinds == ["training", "training", "accuracy", "training", "accuracy", "histogram"]
+    assert Counter(event_of(charge) for charge in sites.charges(3)) == plan.planned_of_client
+    spent = epsilon(plan.planned_of_client, plan.delta, "rdp")
+    assert spent <= plan.epsilon
+
+
+def test_an_owner_who_asks_for_a_report_gets_one_of_masked_rounds(pki, tmp_path):
+    sites = Sites(tmp_path, pki, 6, **{"local-report": True})
+    server = Server(sites, plan_of(6))
+    server.open()
+    server.train()
+    report = json.loads(sites.state(2, "report.json").read_text())
+    assert report["round"] == 1
 
 
 def test_three_rounds_in_a_row_and_a_round_that_was_given_up(pki, tmp_path, hidden):

@@ -213,7 +213,9 @@ def test_terms_follow_from_the_settings():
     plain = terms_of(RunConfig({"strategy": "kfed"}, deployed=True))
     assert (plain["epsilon"], plain["delta"], plain["releases"]) == (None, None, ("centroids", "counts"))
     masked = {"mechanism": "secure", "roster": "roster.json"}
-    assert terms_of(RunConfig(masked, deployed=True))["releases"] == ("masked updates",)
+    assert terms_of(RunConfig(masked, deployed=True))["releases"] == ("masked updates", "masked scores")
+    off = RunConfig({**masked, "evaluate": "off"}, deployed=True)
+    assert terms_of(off)["releases"] == ("masked updates",)
 
 
 def test_every_method_states_what_it_releases():

@@ -164,6 +164,11 @@ def plans():
             PLANS["joint"].calibrated_with_histogram(0.05, **BANDED, sampling_rate=0.5, rounds=3, **private),
             {},
         ),
+        "secure": lambda: (PLANS["secure"].calibrated(**BANDED, sampling_rate=0.2, rounds=11), {}),
+        "secure, evaluated": lambda: (
+            PLANS["secure"].calibrated_with_histogram(0.05, **BANDED, sampling_rate=0.5, rounds=3, **private),
+            {},
+        ),
         "held-out records": lambda: (sealed.record(held_out_epsilon=4.9), {}),
         "profiles": lambda: (sealed.record(profiles=(1.0, 0.5)), {"public": {"unit-column": "patient_id"}}),
     }
@@ -205,6 +210,10 @@ def test_both_call_a_good_folder_good(coterie, tmp_path):
 
 def test_both_call_held_out_records_good(coterie, tmp_path):
     agree_on_good(coterie, tmp_path, [("held-out records", 0)])
+
+
+def test_both_call_runs_without_a_trusted_server_good(coterie, tmp_path):
+    agree_on_good(coterie, tmp_path, [("secure", 0), ("secure, evaluated", 0)])
 
 
 def test_both_find_held_out_records_that_are_not_planned(coterie, tmp_path):

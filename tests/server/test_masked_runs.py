@@ -1,6 +1,7 @@
 """Simulated runs whose clients run the whole protocol of masks: the models are those without masks, bit for bit."""
 
 import json
+from collections import Counter
 from contextlib import closing
 
 import numpy as np
@@ -10,7 +11,8 @@ from flwr.common.serde import recorddict_to_proto
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError
 from coterie.engine import in_process
-from coterie.privacy.mechanisms import secure
+from coterie.privacy import read_ledger
+from coterie.privacy.mechanisms import score_sums, secure
 from coterie.secure import MaskingClient, discrete_gaussian
 from coterie.server import RunConfig, RunFolder
 from coterie.server.checkpoints import read_checkpoint
@@ -39,6 +41,7 @@ def zeros(rng, std, size):
 @pytest.fixture
 def without_noise(monkeypatch):
     monkeypatch.setattr(secure, "discrete_gaussian", zeros)
+    monkeypatch.setattr(score_sums, "discrete_gaussian", zeros)
 
 
 def models_of(path, **settings):
@@ -78,6 +81,76 @@ def test_masks_change_no_bit(tmp_path, without_noise, monkeypatch, settings):
     np.testing.assert_array_equal(plain, masked)
     assert outcome.skipped_rounds == ()
     assert np.ptp(masked) > 0
+
+
+SCORES = {"evaluate": "private", "score-share": 0.1}
+EVALUATED = {
+    "ifca": {},
+    "fedcam": {"strategy": "fedcam"},
+    "fedper": {"strategy": "fedper", "clusters": 1},
+    "fesem": {"strategy": "fesem"},
+    "two slots": {"sampling-rate": 0.5, "clients": 24},
+    "every round": {"evaluate-every": 1},
+    "accuracy alone": {"score-share": 0},
+    "models of their own": {"personalize": "last-layer"},
+}
+
+
+def released(path):
+    """What evaluations have released, by round."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    names = ("accuracy", "score_histogram", "score_noise", "epsilon")
+    return {line["round"]: {name: line.get(name) for name in names} for line in lines}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_masks_change_no_bit_of_an_evaluation(tmp_path, without_noise, monkeypatch, name):
+    monkeypatch.setattr(in_process, "_CHUNK", 1)
+    settings = SCORES | EVALUATED[name]
+    models_of(tmp_path / "plain", **settings)
+    _, outcome = models_of(tmp_path / "masked", masks=True, **settings)
+    plain, masked = released(tmp_path / "plain"), released(tmp_path / "masked")
+    assert plain == masked
+    assert 0.1 < masked[2]["accuracy"] <= 1
+    assert (masked[1]["accuracy"] is not None) == (name == "every round")
+    histogram = masked[2]["score_histogram"]
+    assert (histogram is None) == (name == "accuracy alone")
+    assert histogram is None or np.ptp(histogram) > 1
+    assert outcome.charges == 2 + 1 + (name == "every round") + (name != "accuracy alone")
+    for client in range(settings.get("clients", 12)):
+        charges = read_ledger(tmp_path / "masked" / "clients" / f"client-{client}.ledger.jsonl")[1]
+        trained = 1 if name == "two slots" else 2
+        counts = Counter(charge["for"] for charge in charges)
+        expected = {"training": trained, "accuracy": 1 + (name == "every round"), "histogram": 1}
+        assert counts == Counter(expected) - Counter(histogram=int(name == "accuracy alone"))
+
+
+@pytest.mark.parametrize(
+    ("step", "lost", "missing"),
+    [("evaluate.masked", {3, 4, 5}, ""), ("evaluate.masked", {3, 4, 5, 6}, "sent a vector")],
+)
+def test_clients_may_drop_out_of_an_evaluation(tmp_path, monkeypatch, caplog, step, lost, missing):
+    """Nine of twelve must stay; with fewer, it is charged and skipped."""
+    monkeypatch.setattr(in_process, "handle", dropping(step, lost))
+    _, outcome = models_of(tmp_path / "masked", masks=True, **SCORES)
+    (last,) = [found for number, found in released(tmp_path / "masked").items() if number == 2]
+    assert outcome.charges == 4
+    assert (last["accuracy"] is None) == (last["score_histogram"] is None) == bool(missing)
+    assert not missing or f"8 clients {missing}, of the 9 that mechanism secure requires" in caplog.text
+
+
+def test_scores_that_are_impossible_spoil_one_evaluation_and_are_noticed(tmp_path, monkeypatch, caplog):
+    def spoiled(asked, content, of):
+        replies = handle(asked, content, of)
+        if asked == "evaluate.masked" and [client.client_id for client in of] == [5]:
+            record = replies[0]["update"]
+            record["masked"] = type(record["masked"])(record["masked"].numpy() + np.uint32(2**30))
+        return replies
+
+    monkeypatch.setattr(in_process, "handle", spoiled)
+    models_of(tmp_path / "masked", masks=True, **SCORES)
+    assert released(tmp_path / "masked")[2]["accuracy"] is None
+    assert caplog.text.count("the sum of the clients' scores is impossible: its norm exceeds") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Requests and replies of a masked round: read as they were sent, bounded, and malformed ones are refused by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,9 +8,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from coterie.privacy import Secure
 from coterie.secure import MaskedRound, Opening, SecureError, Shares
 from coterie.wire import RequestError
 from coterie.wire.masked import (
+    RELEASES,
     ROUND_REQUESTS,
     OpenRequest,
     SignedKey,
@@ -27,8 +29,8 @@ from coterie.wire.masked import (
     read_shares,
     read_signature,
 )
-from coterie.wire.messages import CONFIG, REPLY, UPDATE, Layout, ReplyError, pack_models
-from coterie.wire.requests import MaskedTrainRequest, read_request
+from coterie.wire.messages import CONFIG, MASKED_STEPS, REPLY, UPDATE, Layout, ReplyError, pack_models
+from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest, read_request
 
 ROUND = MaskedRound(b"run", 2, 0, b"plan", (1, 4, 6), 2, 0, 5)
 BOUND = {"run": "run", "round": 2, "attempt": 0}
@@ -52,6 +54,7 @@ def opening_of(client):
 
 OPEN = OpenRequest(
     **BOUND,
+    release="training",
     plan="{}",
     parameters=10,
     shared=0,
@@ -62,9 +65,11 @@ OPEN = OpenRequest(
 )
 OPENED = opened_fields({client: opening_of(client) for client in ROUND.cohort}, 4)
 TRAIN = MaskedTrainRequest(**BOUND, **OPENED)
+EVALUATE = MaskedEvaluateRequest(**BOUND, **OPENED, private=True, histogram=True)
 REQUESTS = [
     OPEN,
     TRAIN,
+    EVALUATE,
     SurvivorsRequest(**BOUND, survivors=(1, 6)),
     UnmaskRequest(**BOUND, signers=(1, 6), signatures=(b"x", b"y")),
 ]
@@ -80,18 +85,36 @@ def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(request_):
     content = sent(RecordDict({CONFIG: ConfigRecord(request_.to_record())}))
     record = content.config_records[CONFIG]
     assert type(request_).from_record(record) == request_
-    for key in request_.to_record().keys() - {"additive", "first-batch", "choice"}:
+    for key in request_.to_record().keys() - {"additive", "first-batch", "choice", "private", "histogram"}:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             type(request_).from_record({name: value for name, value in record.items() if name != key})
 
 
 def test_every_type_of_request_is_read():
-    assert [*ROUND_REQUESTS, MaskedTrainRequest.message_type] == [
-        "train.open",
-        "train.survivors",
-        "train.unmask",
-        "train.masked",
-    ]
+    second = [request.message_type for request in (MaskedTrainRequest, MaskedEvaluateRequest)]
+    assert [*ROUND_REQUESTS] == ["train.open", "train.survivors", "train.unmask"]
+    assert second == ["train.masked", "evaluate.masked"]
+    assert MASKED_STEPS.keys() == {*ROUND_REQUESTS, *second}
+
+
+def test_no_mask_of_a_round_that_trains_is_one_of_a_round_that_evaluates():
+    plan = Secure(
+        clients=10, num_clusters=2, rounds=3, sampling_rate=1.0, epsilon=8.0, delta=1e-4, clip_norm=1.0, corrupt=1,
+        noise_multiplier=3.0, evaluations=1, histograms=1,
+    )  # fmt: skip
+    lists = {"cohort": tuple(range(10)), **dict.fromkeys(("node_keys", "public_keys", "key_signatures"), (b"k",) * 10)}
+    rounds = [replace(OPEN, release=release, **lists).masked_round(plan) for release in RELEASES]
+    assert len({round.digest for round in rounds}) == len({round.plan for round in rounds}) == 3
+    assert [round.size for round in rounds] == [23, 1, 64]
+    assert [round.threshold for round in rounds] == [7, 7, 7]
+    with pytest.raises(RequestError):
+        OpenRequest.from_record({**OPEN.to_record(), "release": "updates"})
+
+
+@pytest.mark.parametrize("change", [{"opened": [1, 4]}, {"record-plans": "[]"}, {"private": False}])
+def test_a_malformed_request_to_evaluate_is_refused(change):
+    with pytest.raises(RequestError):
+        MaskedEvaluateRequest.from_record({**EVALUATE.to_record(), **change})
 
 
 LONG = b"x" * 257

@@ -20,6 +20,8 @@ from coterie.privacy.releases import NothingReleasedError
 from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
 from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
 
+#: What a masked round releases: the sum of updates, or one of the sums of a private evaluation.
+TRAINING, ACCURACY, HISTOGRAM = "training", "accuracy", "histogram"
 # Deviations of a noisy sum that honest clients do not exceed in a run.
 _DEVIATIONS = 10.0
 

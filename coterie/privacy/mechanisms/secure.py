@@ -27,6 +27,7 @@ Gaussians of deviation s >= 32 has the law of one to 10^-300 (Kairouz et al., Th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.ledger import Permit
-from coterie.privacy.mechanisms.score_sums import ScoreSum
+from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
@@ -50,8 +51,6 @@ from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_gri
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
 MAX_PARAMETERS = 2_000_000
-#: The sums that a private evaluation releases.
-ACCURACY, HISTOGRAM = "accuracy", "histogram"
 #: Smallest deviation of a client's noise, in steps of the grid.
 MIN_NOISE_STEPS = 32.0
 # A sum of vectors and its noise stay within the signed integers of 32 bits, in units of D.
@@ -298,6 +297,11 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         if release == HISTOGRAM:
             event, histograms = self.histogram_event(), number_of_histograms(self.histogram_classes)
         return ScoreSum(event, self.clients, self._least(self.clients), self.corrupt, histograms)
+
+    @property
+    def planned_of_client(self) -> Counter[Event]:
+        """All events of one client in the run."""
+        return Counter({self.event(): self.participations(self.rounds)}) + self.evaluation_events()
 
     # ---- for the certificate ------------------------------------------------------------------------------
 
