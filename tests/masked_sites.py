@@ -15,7 +15,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy import PLANS, read_ledger
 from coterie.privacy.audit_log import read_audit_log
-from coterie.secure import unmasked_sum
+from coterie.secure import MaskingClient, to_modulus, unmasked_sum
 from coterie.server import RunConfig
 from coterie.wire.masked import (
     OpenRequest,
@@ -248,4 +248,35 @@ class Server:
             self.shares[client] = read_shares(reply, client_id=client, round=self.round)
 
     def total(self):
-        return unmasked_sum(self.round, self.openings, self.vectors, self.shares)
+        return unmasked_sum(self.round, self.openings, self.vectors, self.shares)[0]
+
+
+class Hidden(dict):
+    """What clients hide: their vectors with all noise, by client, and the keys of the noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = {}
+
+    @classmethod
+    def of_all(cls, monkeypatch):
+        """Record what every client hides from now on."""
+
+        def masked(masking, vector):
+            hidden[masking.client] = vector.copy()
+            hidden.noise[masking.client] = masking.round.layers, masking._kept.noise
+            return original(masking, vector)
+
+        hidden, original = cls(), MaskingClient.masked
+        monkeypatch.setattr(MaskingClient, "masked", masked)
+        return hidden
+
+    def total(self, survivors=None, revealing=None):
+        """The sum of the survivors' vectors, less the layers that they reveal; None: all."""
+        survivors = list(self if survivors is None else survivors)
+        total = np.sum([self[client].astype(np.int64) for client in survivors], axis=0)
+        for client in survivors if revealing is None else revealing:
+            layers, key = self.noise[client]
+            kept = replace(layers, deviations=layers.deviations[: layers.kept(len(survivors))])
+            total += kept.draw(key, len(total)) - layers.draw(key, len(total))
+        return to_modulus(total)

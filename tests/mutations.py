@@ -48,6 +48,7 @@ _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_regis
 _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
+_LAYERS, _LAYERS_TEST = "coterie/secure/noise_layers.py", "tests/secure/test_noise_layers.py"
 _MASKING, _MASKING_TEST = "coterie/secure/masking.py", "tests/secure/test_masking.py"
 _MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
 _MASKED_STATE, _MASKED_KEYS = "coterie/client/round_state.py", "coterie/client/masking_keys.py"
@@ -139,8 +140,8 @@ MUTATIONS = [
     Mutation(
         "masked client: the noise is missing",
         _MASKED,
-        "vector += plan.noise(rng, len(vector))",
-        "vector += 0",
+        "vector += masking.noise(",
+        "vector += 0 * masking.noise(",
         f"{_MASKED_TEST}::test_the_noise_has_the_deviation_of_the_plan_and_is_never_the_same",
     ),
     Mutation(
@@ -307,7 +308,7 @@ MUTATIONS = [
     Mutation(
         "masked: an impossible sum of scores is released",
         "coterie/rounds/masked_evaluation.py",
-        "scores.check_sum(masked.total, masked.survivors)",
+        "scores.check_sum(masked.total, masked.survivors, masked.unremoved)",
         "scores.check_survivors(masked.survivors)",
         "tests/server/test_masked_runs.py::test_scores_that_are_impossible_spoil_one_evaluation_and_are_noticed",
     ),
@@ -315,7 +316,7 @@ MUTATIONS = [
         "secure: a simulated evaluation has the noise of one client",
         _SCORE_SUMS,
         "discrete_gaussian(rng, self.noise_of_all(len(values)) * STEPS, self.size)",
-        "discrete_gaussian(rng, self.noise_steps, self.size)",
+        "discrete_gaussian(rng, self.layers.deviation(), self.size)",
         "tests/privacy/test_secure_plan.py"
         "::test_evaluations_have_the_noise_of_the_guarantee_if_the_fewest_of_all_clients_stay",
     ),
@@ -329,15 +330,57 @@ MUTATIONS = [
     Mutation(
         "secure: noise is sized for all who stay, the corrupt ones included",
         _SECURE,
-        "return self._least(self.clients // self.slots) - self.corrupt",
-        "return self._least(self.clients // self.slots)",
+        "self._least(clients), self.corrupt)",
+        "self._least(clients), 0)",
         "tests/privacy/test_secure_plan.py::test_the_least_honest_survivors_have_the_noise_of_the_guarantee",
+    ),
+    Mutation(
+        "layers: later layers are sized for all survivors, the corrupt ones included",
+        _LAYERS,
+        "missing = total**2 / (level - corrupt)",
+        "missing = total**2 / level",
+        f"{_LAYERS_TEST}::test_honest_survivors_have_the_noise_of_the_guarantee_whoever_stays",
+    ),
+    Mutation(
+        "layers: survivors reveal one layer too many",
+        _LAYERS,
+        "        first = self.kept(survivors)\n        if first",
+        "        first = self.kept(survivors) - 1\n        if first",
+        f"{_LAYERS_TEST}::test_what_is_revealed_does_not_give_the_layers_before_it",
+    ),
+    Mutation(
+        "layers: the key of the first layer is revealed",
+        _LAYERS,
+        "        for _ in range(first):\n            key = _next(key)\n",
+        "",
+        f"{_LAYERS_TEST}::test_what_is_revealed_does_not_give_the_layers_before_it",
+    ),
+    Mutation(
+        "layers: two layers have one key",
+        _LAYERS,
+        "            key = _next(key)\n        return total",
+        "        return total",
+        f"{_LAYERS_TEST}::test_what_is_revealed_does_not_give_the_layers_before_it",
+    ),
+    Mutation(
+        "layers: a surplus that is another one is subtracted",
+        _LAYERS,
+        "if equal := _digest(layers) == one.digest:",
+        "if equal := True:",
+        f"{_LAYERS_TEST}::test_layers_that_the_server_draws_otherwise_stay_in_the_sum",
+    ),
+    Mutation(
+        "masked client: any layers of noise are accepted",
+        _MASKED,
+        "min(honest) * _SLACK >= total",
+        "True",
+        f"{_MASKED_HOSTILE}::test_layers_with_too_little_noise_are_refused",
     ),
     Mutation(
         "secure: noise of evaluations is sized for all who stay, the corrupt ones included",
         _SCORE_SUMS,
-        "math.sqrt(self.threshold - self.corrupt)",
-        "math.sqrt(self.threshold)",
+        "return NoiseLayers.of(noise, self.clients, self.threshold, self.corrupt)",
+        "return NoiseLayers.of(noise, self.clients, self.threshold, 0)",
         "tests/privacy/test_secure_plan.py"
         "::test_evaluations_have_the_noise_of_the_guarantee_if_the_fewest_of_all_clients_stay",
     ),
@@ -358,8 +401,8 @@ MUTATIONS = [
     Mutation(
         "secure: a simulation draws the noise of one client",
         _SECURE,
-        "return discrete_gaussian(rng, self._noise_of_all(noise, survivors) * STEPS, size)",
-        "return discrete_gaussian(rng, self.noise_steps, size)",
+        "discrete_gaussian(noise, self.layers.deviation_of_sum(survivors), part.size)",
+        "discrete_gaussian(noise, self.layers.deviation(survivors), part.size)",
         "tests/privacy/test_secure_plan.py::test_noise_of_a_release_is_that_of_all_survivors",
     ),
     Mutation(

@@ -7,14 +7,16 @@ survivors, at least l - c, of which one has sent its vector, or noise alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Secure, Streams
+from coterie.secure import NoiseLayers
 from coterie.secure.integers import STEPS
+from coterie.secure.keys import KEY_BYTES
 
 _SIZE, _LABEL = 4, 1
 _HUGE = 1e3 * np.eye(_SIZE)[0]
@@ -37,8 +39,8 @@ class _SizedForAll(Secure):
     """The noise suffices only if every client of the cohort is honest and stays."""
 
     @property
-    def noise_steps(self) -> float:
-        return self._noise_steps(self.noise_multiplier, self.clients)
+    def layers(self) -> NoiseLayers:
+        return NoiseLayers.of(self.noise_multiplier * STEPS, self.clients, self.clients, 0)
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,17 @@ class ServerAttack:
     Attributes:
         name: description of the attack.
         plan: the mechanism under attack.
+        survivors: clients that stay, of which the plan's corrupt ones work with the server.
         missing: honest survivors that add no noise.
+        revealed: layers of the noise that each of them reveals beyond its surplus.
         control: whether the claim is known to be wrong, so that the attack must succeed.
     """
 
     name: str
     plan: Secure
+    survivors: int = 7
     missing: int = 0
+    revealed: int = 0
     control: bool = False
 
 
@@ -63,7 +69,9 @@ def server_attacks() -> list[ServerAttack]:
     plan, for_all = Secure(**_NUMBERS), _SizedForAll(**_NUMBERS)
     return [
         ServerAttack("the server and 2 of 7 survivors, oversized update", plan),
+        *(ServerAttack(f"the server and 2 of {many} survivors, without surplus", plan, many) for many in (8, 10)),
         ServerAttack("noise for 10 clients, of which 5 are honest and stay", for_all, control=True),
+        ServerAttack("8 survivors that reveal two layers too many", plan, 8, revealed=2, control=True),
         ServerAttack("one honest client without noise", plan, missing=1, control=True),
     ]
 
@@ -81,10 +89,13 @@ def _run(attack: ServerAttack, draws: int, streams: Streams) -> Finding:
 
 def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
     """(draws, n) noise of the honest survivors, in units of the sensitivity."""
-    size, honest = attack.plan.vector_size(_SIZE), attack.plan.contributors - attack.missing
-    rngs = (streams.stream("noise", client) for client in range(honest))
-    total = sum(attack.plan.noise(rng, draws * size) for rng in rngs)
-    return np.asarray(total, np.float64).reshape(draws, size) / STEPS
+    plan, total = attack.plan, draws * attack.plan.vector_size(_SIZE)
+    kept = replace(
+        plan.layers, deviations=plan.layers.deviations[: plan.layers.kept(attack.survivors) - attack.revealed]
+    )
+    honest = attack.survivors - plan.corrupt - attack.missing
+    keys = (streams.stream("noise", client).bytes(KEY_BYTES) for client in range(honest))
+    return np.asarray(sum(kept.draw(key, total) for key in keys), np.float64).reshape(draws, -1) / STEPS
 
 
 def _measure_vectors(plan: Secure) -> Finding:

@@ -38,6 +38,7 @@ from coterie.privacy import Event, PrivacyError, Secure, Streams
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
 from coterie.secure import MaskedRound, MaskingClient, SecureError, to_modulus
 from coterie.secure.integers import STEPS, Integers
+from coterie.secure.noise_layers import MIN_STEPS
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (
     ROUND_REQUESTS,
@@ -54,8 +55,6 @@ from coterie.wire.masked import (
 from coterie.wire.messages import CONFIG, MASKED_STEPS, SCORE_COUNTS
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
-# Standard deviation, in steps of the grid, below which sums of discrete Gaussians are none.
-_LEAST_NOISE = 32
 _MOST_CLIENTS = 1_000_000
 # What the plan has of a client, by release.
 _CHARGED = {TRAINING: "contributions", ACCURACY: "private evaluations", HISTOGRAM: "histograms of scores"}
@@ -226,9 +225,7 @@ class _Half:
         round = request.masked_round(plan)
         if 3 * round.threshold < 2 * len(cohort):
             self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
-        steps = plan.noise_steps if request.release == TRAINING else plan.scores(request.release).noise_steps
-        total, event = steps * math.sqrt(round.threshold - round.corrupt), _event(plan, request.release)
-        if not steps >= _LEAST_NOISE or not total * _SLACK >= event.noise_multiplier * STEPS:
+        if not _suffices(round, _event(plan, request.release).noise_multiplier * STEPS):
             self.refuse("the noise of one client is too small")
         return round
 
@@ -250,13 +247,8 @@ class _Half:
         masking.receive(openings_for(request, self.client.client_id))
         self._charge(plan, cohort)
         seed = None if self.client.deployed else cohort.config.seed
-        rng = Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt)
-        if release == TRAINING:
-            vector = self._contribution(plan, cohort)
-            vector += plan.noise(rng, len(vector))
-        else:
-            vector = self._scores(plan, cohort)
-            vector += plan.scores(release).noise(rng)
+        vector = self._contribution(plan, cohort) if release == TRAINING else self._scores(plan, cohort)
+        vector += masking.noise(Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt))
         return masking.masked(to_modulus(vector))
 
     def _charge(self, plan: Secure, cohort: Cohort) -> None:
@@ -330,6 +322,13 @@ def _release(request: MaskedRequest) -> str:
     if not isinstance(request, MaskedEvaluateRequest):
         return TRAINING
     return HISTOGRAM if request.histogram else ACCURACY
+
+
+def _suffices(round: MaskedRound, total: float) -> bool:
+    """Whether the honest ones of any number of survivors, from the threshold on, have noise of a deviation together."""
+    layers, counts = round.layers, range(round.threshold, len(round.cohort) + 1)
+    honest = [math.sqrt(survivors - round.corrupt) * layers.deviation(survivors) for survivors in counts]
+    return min(layers.deviations) >= MIN_STEPS and min(honest) * _SLACK >= total
 
 
 def read_plan(text: str) -> Secure:

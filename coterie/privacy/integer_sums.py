@@ -24,6 +24,7 @@ class IntegerSums(Summed):
         sums, counts, below: of the vectors' parts, int64.
         survivors: clients of the sum.
         noisy: whether the clients' noise is inside.
+        unremoved: clients whose surplus of noise is inside, too.
     """
 
     dtype: ClassVar[Any] = np.int64
@@ -33,6 +34,7 @@ class IntegerSums(Summed):
         self._secure = plan
         self.survivors = 0
         self.noisy = False
+        self.unremoved = 0
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add the vector of one client, whose update is the same in all draws; ``slot`` is ignored."""
@@ -55,7 +57,7 @@ class IntegerSums(Summed):
         """Add a client whose vector is zero: it sends noise alone."""
         self.survivors += 1
 
-    def add_vectors(self, total: Integers, survivors: int) -> None:
+    def add_vectors(self, total: Integers, survivors: int, unremoved: int = 0) -> None:
         """Add the sum of vectors that have their noise already, in one draw; see :meth:`vector`."""
         shared, blocks = total[: self.shared], total[self.shared : -self.plan.num_clusters - 1]
         self.sums[0, 0, : self.shared] += shared
@@ -63,6 +65,7 @@ class IntegerSums(Summed):
         self.counts[0] += total[-self.plan.num_clusters - 1 : -1]
         self.below[0] += total[-1]
         self.survivors += survivors
+        self.unremoved += unremoved
         self.noisy = True
 
     def vector(self) -> Integers:

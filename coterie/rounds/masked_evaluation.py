@@ -98,9 +98,9 @@ class MaskedEvaluation:
         """
         if masked.missing:
             raise NothingReleasedError(masked.missing)
-        scores.check_sum(masked.total, masked.survivors)
+        scores.check_sum(masked.total, masked.survivors, masked.unremoved)
         if scores.histograms:
-            self.metrics |= described(scores.histogram(masked.total, masked.survivors))
+            self.metrics |= described(scores.histogram(masked.total, masked.survivors, masked.unremoved))
         else:
             self.metrics["accuracy"] = scores.accuracy(masked.total)
         self.metrics |= {"epsilon": permit.epsilon, "epsilon_rdp": self._run.ledger.spent("rdp")}

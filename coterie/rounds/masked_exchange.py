@@ -3,7 +3,8 @@
      1  open        every client of the cohort whose keys are known opens the round: U1
      2  train       U1 train, or evaluate, and reply with masked vectors: U2
      3  survivors   U2 sign the list of U2
-     4  unmask      U2 receive the signatures, and reply with shares, from which the masks of the sum follow
+     4  unmask      U2 receive the signatures, and reply with shares, from which the masks of the sum follow, and with
+                    the surplus of their noise
 
 The round is charged before step 1. If fewer than the threshold answer a step, nothing is released.
 """
@@ -74,6 +75,7 @@ class MaskedSum:
         missing: why there is no sum; empty if there is one.
         total: the sum over the survivors, signed.
         survivors: their number.
+        unremoved: of those whose surplus of noise is in the sum.
     """
 
     run: Run
@@ -86,6 +88,7 @@ class MaskedSum:
     missing: str = field(default="the round was not finished", init=False)
     total: Integers = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     survivors: int = field(default=0, init=False)
+    unremoved: int = field(default=0, init=False)
 
     @cached_property
     def plan(self) -> Secure:
@@ -130,7 +133,7 @@ class MaskedSum:
         if not self._enough(shares, "sent shares"):
             return
         try:
-            total = unmasked_sum(round, openings, vectors, shares)
+            total, self.unremoved = unmasked_sum(round, openings, vectors, shares)
         except SecureError as error:
             self.missing = printable(error)
             return
@@ -216,7 +219,7 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
         yield from self._sum.steps()
         self._run.statistics.accepted += self._sum.survivors
         if not self._sum.missing:
-            self._contributions.add_vectors(self._sum.total, self._sum.survivors)
+            self._contributions.add_vectors(self._sum.total, self._sum.survivors, self._sum.unremoved)
 
     def release(self) -> ReleasedSums:
         """Release the sum; see :meth:`Exchange.release`.

@@ -6,13 +6,16 @@ The parts that need no network: keys, shares, masks and the integer grid, from t
 from coterie.secure.errors import SecureError
 from coterie.secure.integers import discrete_gaussian, from_grid, to_grid, to_modulus
 from coterie.secure.masking import MaskedRound, MaskingClient, Opening, Shares, unmasked_sum
+from coterie.secure.noise_layers import NoiseLayers, Surplus
 
 __all__ = [
     "MaskedRound",
     "MaskingClient",
+    "NoiseLayers",
     "Opening",
     "SecureError",
     "Shares",
+    "Surplus",
     "discrete_gaussian",
     "from_grid",
     "to_grid",

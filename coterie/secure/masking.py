@@ -7,8 +7,9 @@ long-term keys of a roster in place of its round AdvertiseKeys. Vectors hold the
                    seals a share of b_i and one of s_i's seed, which any t shares give back
      2  vector     y_i = x_i + PRG(b_i) + sum over j in U1 of +-PRG(s_i s_j)   mod 2^32, where U1 opened
      3  survivors  i signs U2, those whose vectors arrived, once
-     4  unmasking  having seen t signatures of U2, i gives its shares of b_j for j in U2, of s_j for j in U1 - U2
-     5  server     sum of y_i over U2, less PRG(b_j) for j in U2 and the pair masks with j in U1 - U2
+     4  unmasking  having seen t signatures of U2, i gives its shares of b_j for j in U2, of s_j for j in U1 - U2, and
+                   reveals the layers of its noise that |U2| survivors do not keep (coterie/secure/noise_layers.py)
+     5  server     sum of y_i over U2, less PRG(b_j) for j in U2, the pair masks with j in U1 - U2, and these layers
 
 Two lists U2 with t signatures each would share at least 2t - n signers. With 2t > n + c, one of them is honest, and an
 honest client signs one list. So the server gets b_j or s_j of an honest client, never both. A signature covers the
@@ -29,7 +30,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie.secure import shamir
 from coterie.secure.errors import SecureError
-from coterie.secure.keys import Vector, agree, derive, expand, private_key, seal, unseal
+from coterie.secure.integers import Integers, to_modulus
+from coterie.secure.keys import KEY_BYTES, Vector, agree, derive, expand, private_key, seal, unseal
+from coterie.secure.noise_layers import NO_SURPLUS, NoiseLayers, Surplus
 
 #: Largest number of entries of a vector.
 MAX_SIZE = 2**23
@@ -52,6 +55,7 @@ class MaskedRound:
         threshold: t, the survivors below which nothing is released.
         corrupt: c, clients that may work with the server.
         size: number of entries of a vector, at most :data:`MAX_SIZE`.
+        layers: of a client's noise; they follow from the plan.
     """
 
     run: bytes
@@ -62,6 +66,7 @@ class MaskedRound:
     threshold: int
     corrupt: int
     size: int
+    layers: NoiseLayers
 
     def __post_init__(self) -> None:
         n, t, c = len(self.cohort), self.threshold, self.corrupt
@@ -117,10 +122,12 @@ class Shares:
     Attributes:
         seeds: shares of b_j, by survivor.
         keys: shares of the seed of s_j, by client that dropped out.
+        surplus: layers of its noise that are not kept.
     """
 
     seeds: Mapping[int, bytes]
     keys: Mapping[int, bytes]
+    surplus: Surplus = NO_SURPLUS
 
 
 def _said(round: MaskedRound, client: int, public: bytes, commitment: bytes) -> bytes:
@@ -160,6 +167,8 @@ class _Secrets:
     step: int = 0
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), repr=False)
     key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), repr=False)
+    #: Key of the first layer of the noise, once it is drawn.
+    noise: bytes = field(default=b"", repr=False)
     #: Shares of b_j and of s_j's seed, by client j of U1.
     held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     #: Hash of the openings of U1.
@@ -169,7 +178,8 @@ class _Secrets:
 
     def to_bytes(self, round: MaskedRound, client: int) -> bytes:
         held = {str(other): [share.hex() for share in pair] for other, pair in self.held.items()}
-        kept = {"step": self.step, "seed": self.seed.hex(), "key_seed": self.key_seed.hex(), "held": held}
+        seeds = {"seed": self.seed.hex(), "key_seed": self.key_seed.hex(), "noise": self.noise.hex()}
+        kept = {"step": self.step, **seeds, "held": held}
         whose = {"round": round.digest.hex(), "client": client}
         return json.dumps({**whose, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
 
@@ -180,8 +190,9 @@ class _Secrets:
             if (kept["round"], kept["client"]) != (round.digest.hex(), client):
                 raise SecureError("the state of this client is that of another round")
             held = {int(other): (bytes.fromhex(b), bytes.fromhex(s)) for other, (b, s) in kept["held"].items()}
-            seeds = bytes.fromhex(kept["seed"]), bytes.fromhex(kept["key_seed"])
-            return cls(int(kept["step"]), *seeds, held, bytes.fromhex(kept["opened"]), tuple(kept["signed"]))
+            seed, key_seed, noise = (bytes.fromhex(kept[name]) for name in ("seed", "key_seed", "noise"))
+            step, signed = int(kept["step"]), tuple(kept["signed"])
+            return cls(step, seed, key_seed, noise, held, bytes.fromhex(kept["opened"]), signed)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, SecureError):
                 raise
@@ -291,6 +302,11 @@ class MaskingClient:
         kept.opened = _opened(openings)
         self._publics = {client: openings[client].public for client in opened}
 
+    def noise(self, rng: np.random.Generator) -> Integers:
+        """Return (size,) integers of noise in all layers, from a secret generator; their key is kept until step 4."""
+        self._kept.noise = rng.bytes(KEY_BYTES)
+        return self.round.layers.draw(self._kept.noise, self.round.size)
+
     def masked(self, vector: Vector) -> Vector:
         """Step 2, second half: return the masked vector, once.
 
@@ -325,7 +341,7 @@ class MaskingClient:
         return self.sign(_survivors_said(self.round, self._kept.opened, signed))
 
     def unmask(self, signatures: Mapping[int, bytes]) -> Shares:
-        """Step 4: return the shares, and forget all secrets of the round.
+        """Step 4: return the shares and the surplus of the noise, and forget all secrets of the round.
 
         Raises:
             SecureError: fewer than t survivors signed the list that this client signed.
@@ -336,15 +352,18 @@ class MaskingClient:
         good = [client for client in signed if self.verify(client, said, signatures.get(client, b""))]
         if len(good) < self.round.threshold:
             raise SecureError(f"{len(good)} of {self.round.threshold} required clients signed this list of survivors")
-        self._kept = _Secrets(4, b"", b"")
+        noise, self._kept = self._kept.noise, _Secrets(4, b"", b"")
+        surplus = self.round.layers.surplus(noise, self.round.size, len(signed)) if noise else NO_SURPLUS
         dropped = held.keys() - set(signed)
-        return Shares({client: held[client][0] for client in signed}, {client: held[client][1] for client in dropped})
+        return Shares(
+            {client: held[client][0] for client in signed}, {client: held[client][1] for client in dropped}, surplus
+        )
 
 
 def unmasked_sum(
     round: MaskedRound, openings: Mapping[int, Opening], vectors: Mapping[int, Vector], shares: Mapping[int, Shares]
-) -> Vector:
-    """Step 5: return the sum of the survivors' vectors modulo 2^32.
+) -> tuple[Vector, int]:
+    """Step 5: return the sum of the survivors' vectors modulo 2^32, and the number of those whose surplus stays in it.
 
     Args:
         round: the round.
@@ -378,4 +397,7 @@ def unmasked_sum(
             mask = _pair_mask(round, key, public, openings[survivor].public)
             # The survivor added the mask if its number is the smaller one.
             total = total - mask if survivor < client else total + mask
-    return total
+    surplus, revealed = round.layers.total_surplus(
+        (given.surplus for given in shares.values()), round.size, len(survivors)
+    )
+    return total - to_modulus(surplus), len(survivors) - revealed

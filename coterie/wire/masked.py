@@ -7,7 +7,8 @@
                       (:class:`MaskedTrainRequest`) -> a masked vector of uint32, and nothing else
 ``evaluate.masked``   the same with the content of ``evaluate`` (:class:`MaskedEvaluateRequest`)
 ``train.survivors``   U2, whose vectors arrived -> a signature of this list
-``train.unmask``      the signatures of at least t clients -> shares of the seeds of U2, of the keys of U1 - U2
+``train.unmask``      the signatures of at least t clients -> shares of the seeds of U2, of the keys of U1 - U2,
+                      and the surplus of the client's noise
 ====================  ======================================================================================
 
 All four name the run, the round and its attempt. Replies hold a ConfigRecord ``reply`` with ``client-id`` and
@@ -25,7 +26,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length, OneOf
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
-from coterie.secure import MaskedRound, Opening, Shares
+from coterie.secure import MaskedRound, NoiseLayers, Opening, Shares, Surplus
 from coterie.secure.keys import KEY_BYTES, Vector
 from coterie.secure.masking import MAX_SIZE
 from coterie.wire.messages import (
@@ -55,6 +56,10 @@ class MaskedPlan(Protocol):
 
     def threshold(self, number: int) -> int:
         """Return t of a round, the survivors below which nothing is released."""
+
+    @property
+    def layers(self) -> NoiseLayers:
+        """The layers of a client's noise."""
 
     def vector_size(self, size: int, shared: int) -> int:
         """Return the number of entries of a vector for d parameters, of which all clusters share the first ones."""
@@ -173,11 +178,12 @@ class OpenRequest(RoundRequest):
         parts = [self.plan.encode(), about.encode(), *self.node_keys, *self.public_keys]
         digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
         threshold, size = plan.threshold(self.round), plan.vector_size(self.parameters, self.shared)
+        layers = plan.layers
         if self.release != TRAINING:
             scores = plan.scores(self.release)
-            threshold, size = scores.threshold, scores.size
+            threshold, size, layers = scores.threshold, scores.size, scores.layers
         return MaskedRound(
-            self.run.encode(), self.round, self.attempt, digest, self.cohort, threshold, plan.corrupt, size
+            self.run.encode(), self.round, self.attempt, digest, self.cohort, threshold, plan.corrupt, size, layers
         )
 
 
@@ -304,11 +310,12 @@ def read_signature(content: RecordDict, *, client_id: int, round: MaskedRound) -
 
 def pack_shares(shares: Shares, *, client_id: int, round: int) -> RecordDict:
     """The reply to step 4."""
-    return _reply(client_id, round, {}, seeds=shares.seeds, keys=shares.keys)
+    surplus = {"surplus": shares.surplus.key, "surplus-digest": shares.surplus.digest}
+    return _reply(client_id, round, surplus, seeds=shares.seeds, keys=shares.keys)
 
 
 def read_shares(content: RecordDict, *, client_id: int, round: MaskedRound) -> Shares:
-    """Read a reply to step 4; wrong shares are noticed when they are combined.
+    """Read a reply to step 4; wrong shares, or a wrong surplus, are noticed when they are used.
 
     Raises:
         ReplyError: it is of another client or round, malformed, or of clients outside the cohort.
@@ -317,7 +324,10 @@ def read_shares(content: RecordDict, *, client_id: int, round: MaskedRound) -> S
     seeds, keys = (_by_client(name, record) for name in ("seeds", "keys"))
     if not seeds.keys() | keys.keys() <= set(round.cohort):
         raise ReplyError("the shares are of clients outside the cohort")
-    return Shares(seeds, keys)
+    surplus = [record.get(name) for name in ("surplus", "surplus-digest")]
+    if not all(isinstance(entry, bytes) and len(entry) in (0, KEY_BYTES) for entry in surplus):
+        raise ReplyError(f"surplus and surplus-digest must have {KEY_BYTES} bytes, or none")
+    return Shares(seeds, keys, Surplus(*surplus))  # type: ignore[arg-type]
 
 
 def _reply(client_id: int, number: int, values: Mapping[str, bytes], **lists: Mapping[int, bytes]) -> RecordDict:

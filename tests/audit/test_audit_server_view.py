@@ -5,9 +5,11 @@ import pytest
 from coterie.audit import audit
 from coterie.audit.server_view import server_attacks
 from coterie.privacy import Secure
+from coterie.secure import NoiseLayers
 from coterie.secure.integers import STEPS
 
 DRAWS = 30_000
+ATTACKS = ["7 survivors, oversized update", "8 survivors, without surplus", "10 survivors, without surplus"]
 
 
 def failed():
@@ -16,17 +18,17 @@ def failed():
 
 def test_every_claim_holds_and_every_control_is_broken():
     findings = audit(["secure"], draws=DRAWS, parts=["mechanisms"])
-    assert [f.failed for f in findings] == [False] * 4
-    assert [f.control for f in findings] == [False, True, True, False]
+    assert [f.failed for f in findings] == [False] * 7
+    assert [f.control for f in findings] == [False, False, False, True, True, True, False]
     attacks = server_attacks()
-    assert attacks[0].plan.contributors == 5  # 7 of 10 must stay, and 2 of these work with the server
+    assert attacks[0].survivors - attacks[0].plan.corrupt == attacks[0].plan.threshold(1) - 2 == 5
 
 
 def test_noise_that_counts_on_corrupt_clients_is_found(monkeypatch):
     monkeypatch.setattr(
-        Secure, "noise_steps", property(lambda plan: plan.noise_multiplier * STEPS / plan.threshold(1) ** 0.5)
+        Secure, "layers", property(lambda plan: NoiseLayers.of(plan.noise_multiplier * STEPS, plan.clients, 7, 0))
     )
-    assert failed() == ["the server and 2 of 7 survivors, oversized update"]
+    assert failed() == [f"the server and 2 of {name}" for name in ATTACKS]
 
 
 @pytest.mark.parametrize("part", ["update", "count", "sign"])

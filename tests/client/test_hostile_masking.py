@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
-from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
+from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Hidden, Server, Sites, plan_of
 
 from coterie.client import masked_rounds, masking_keys, round_state
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
@@ -24,9 +24,10 @@ from coterie.deploy.certificates import add_submitter, create
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.run_request import RunRequest
 from coterie.deploy.signatures import read_private_key
-from coterie.privacy import ClientLedger, Event, epsilon
+from coterie.privacy import ClientLedger, Event, Secure, epsilon
 from coterie.privacy.ledger import event_of
-from coterie.secure import MaskingClient
+from coterie.secure import MaskingClient, NoiseLayers
+from coterie.secure.integers import STEPS as GRID
 from coterie.wire.masked import opened_fields, read_opening
 from coterie.wire.messages import CONFIG, MODELS, pack_models
 
@@ -446,19 +447,11 @@ def test_shares_do_not_leave_without_signatures(stages, trained, name):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_honest_round_goes_on_after_all_attacks(stages, monkeypatch, step):
-    hidden, stage = {}, stages(step)
-    if step in STEPS[:2]:
-        original = MaskingClient.masked
-
-        def masked(self, vector):
-            hidden[self.client] = vector.copy()
-            return original(self, vector)
-
-        monkeypatch.setattr(MaskingClient, "masked", masked)
+    hidden, stage = Hidden.of_all(monkeypatch), stages(step)
     total = stage.finish()
     assert len(stage.sites.charges(VICTIM)) == 1
-    if hidden:
-        np.testing.assert_array_equal(total, np.sum(list(hidden.values()), axis=0, dtype=np.uint64).astype(np.uint32))
+    if step in STEPS[:2]:
+        np.testing.assert_array_equal(total, hidden.total())
 
 
 # ---- evaluations -----------------------------------------------------------------------------------------------------
@@ -822,6 +815,16 @@ def test_records_and_clients_are_not_added_up_in_one_budget(pki, tmp_path, train
     server.open()
     assert "cannot charge its budget" in sites.refusal(0, "train.masked", server.train_content(0))
     assert (len(sites.charges(0)), trained) == (1, [])
+
+
+@pytest.mark.parametrize("of", [(9, 9, 2), (9, 6, 0), (9, 7, 1)], ids=["one layer", "none corrupt", "one corrupt"])
+def test_layers_with_too_little_noise_are_refused(pki, tmp_path, monkeypatch, of):
+    """A client checks the noise that it computes from the plan: here, the computation is faulty."""
+    sites, plan = Sites(tmp_path, pki, 9), plan_of(9, corrupt=2)
+    server = Server(sites, plan)
+    small = NoiseLayers.of(plan.noise_multiplier * GRID, *of)
+    monkeypatch.setattr(Secure, "layers", small)
+    assert "noise of one client is too small" in sites.refusal(0, "train.open", server.open_content())
 
 
 @pytest.mark.parametrize("missing", ["roster", "key", "state-dir"])

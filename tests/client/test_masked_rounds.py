@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Server, Sites, plan_of
+from masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidden, Server, Sites, plan_of
 
 from coterie.client import masked_rounds
 from coterie.client.handlers import handle
@@ -20,8 +20,7 @@ from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.ledger import event_of
-from coterie.privacy.mechanisms import score_sums, secure
-from coterie.secure import MaskingClient, discrete_gaussian, to_modulus, unmasked_sum
+from coterie.secure import discrete_gaussian, noise_layers, to_modulus
 from coterie.secure.integers import STEPS as STEPS_OF_GRID
 from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout
 
@@ -35,20 +34,7 @@ def pki(tmp_path_factory):
 
 @pytest.fixture
 def hidden(monkeypatch):
-    """What the clients hide: their vectors with noise, by client."""
-    vectors = {}
-
-    def masked(self, vector):
-        vectors[self.client] = vector.copy()
-        return original(self, vector)
-
-    original = MaskingClient.masked
-    monkeypatch.setattr(MaskingClient, "masked", masked)
-    return vectors
-
-
-def plain_sum(vectors):
-    return np.sum(list(vectors), axis=0, dtype=np.uint64).astype(np.uint32)
+    return Hidden.of_all(monkeypatch)
 
 
 DROPPED = [
@@ -79,7 +65,7 @@ def test_the_sum_is_that_of_the_survivors_whoever_drops_out(
     server.train([client for client in server.openings if client not in second])
     server.sign([client for client in server.vectors if client not in third])
     server.unmask([client for client in server.signatures if client not in fourth])
-    np.testing.assert_array_equal(server.total(), plain_sum(hidden[client] for client in server.vectors))
+    np.testing.assert_array_equal(server.total(), hidden.total(server.vectors, revealing=server.shares))
     for client in range(clients):
         assert len(sites.charges(client)) == (client in server.vectors)
         assert sites.state(client, "open-round").exists() == (client in server.openings and client not in server.shares)
@@ -124,14 +110,17 @@ def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hid
 
     original, noises = masked_rounds.train_without_dp, []
     monkeypatch.setattr(masked_rounds, "train_without_dp", trained)
-    monkeypatch.setattr(secure, "discrete_gaussian", noise)
+    monkeypatch.setattr(noise_layers, "discrete_gaussian", noise)
     server = Server(sites, plan, **METHODS[method])
-    for step in (server.open, server.train, server.sign, server.unmask):
-        step()
-    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    server.open()
+    server.train()
+    kept = noises[:: len(plan.layers.deviations)]  # with all clients: the first layer of each
+    server.sign()
+    server.unmask()
+    np.testing.assert_array_equal(server.total(), hidden.total())
     of_round = plan.of_round(server.number)
     clean = [of_round.encode(update, label, redrawn, server.shared) for label, redrawn, update in updates]
-    np.testing.assert_array_equal(server.total(), to_modulus(np.sum(clean, axis=0) + np.sum(noises, axis=0)))
+    np.testing.assert_array_equal(server.total(), to_modulus(np.sum(clean, axis=0) + np.sum(kept, axis=0)))
     assert np.abs(np.sum(clean, axis=0)[: CLUSTERS * server.layout.size]).max() > 1000
 
 
@@ -162,17 +151,18 @@ def test_the_sum_of_an_evaluation_is_that_of_the_clients_scores_and_their_noise(
         return [values[-1]]
 
     noises, values, original = [], [], masked_rounds.reports
-    monkeypatch.setattr(score_sums, "discrete_gaussian", noise)
+    monkeypatch.setattr(noise_layers, "discrete_gaussian", noise)
     monkeypatch.setattr(masked_rounds, "reports", reported)
     sites, plan = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4), plan_of(6, **SCORES)
     server, scores = scored(sites, plan, release), plan.scores(release)
     key = "accuracy" if release == "accuracy" else SCORE_COUNTS
     clean = [scores.encode(value[key]) for value in values]
-    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
-    expected = np.sum(clean, axis=0) + np.sum([drawn for _, drawn in noises], axis=0)
+    np.testing.assert_array_equal(server.total(), hidden.total())
+    kept = noises[: 2 * 6 : 2]  # the first of two layers of every client
+    expected = np.sum(clean, axis=0) + np.sum([drawn for _, drawn in kept], axis=0)
     np.testing.assert_array_equal(server.total(), to_modulus(expected))
     assert len(server.total()) == scores.size == {"accuracy": 1, "histogram": 64}[release]
-    assert {std for std, _ in noises} == {scores.event.noise_multiplier * STEPS_OF_GRID / np.sqrt(5 - 1)}
+    assert {std for std, _ in kept} == {scores.event.noise_multiplier * STEPS_OF_GRID / np.sqrt(6 - 1)}
     assert any(vector.any() for vector in clean)
     for client in range(6):
         (charge,) = sites.charges(client)
@@ -193,7 +183,7 @@ def test_an_evaluation_that_fails_is_noise_alone_and_no_error(pki, tmp_path, hid
 
     sites, plan = Sites(tmp_path, pki, 6), plan_of(6, **SCORES)
     monkeypatch.setattr(masked_rounds, "reports", reported)
-    monkeypatch.setattr(score_sums, "discrete_gaussian", lambda rng, std, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(noise_layers, "discrete_gaussian", lambda rng, std, size: np.zeros(size, np.int64))
     for attempt, release in enumerate(("accuracy", "histogram")):
         server = scored(sites, plan, release, attempt=attempt)
         assert not server.total().any()
@@ -205,7 +195,7 @@ def test_rounds_and_evaluations_take_turns_and_are_charged_apart(pki, tmp_path, 
     for number in (1, 2, 3):
         for release in ("training", "accuracy", "histogram")[: 1 + (number > 1) + (number > 2)]:
             server = scored(sites, plan, release, number, attempt)
-            np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+            np.testing.assert_array_equal(server.total(), hidden.total())
             attempt += 1
     kinds = [charge["for"] for charge in sites.charges(3)]
     assert kinds == ["training", "training", "accuracy", "training", "accuracy", "histogram"]
@@ -232,7 +222,7 @@ def test_three_rounds_in_a_row_and_a_round_that_was_given_up(pki, tmp_path, hidd
         server = Server(sites, plan, number)
         for step in (server.open, server.train, server.sign, server.unmask):
             step()
-        np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+        np.testing.assert_array_equal(server.total(), hidden.total())
     assert [charge["round"] for charge in sites.charges(4)] == [1, 2, 3]
     assert "none of the plan's 3" in sites.refusal(4, "train.open", Server(sites, plan, 4).open_content())
     assert "was opened before" in sites.refusal(4, "train.open", given_up.open_content())
@@ -249,7 +239,7 @@ def test_the_noise_has_the_deviation_of_the_plan_and_is_never_the_same(pki, tmp_
     nothing = plan.encode(np.zeros(LAYOUT.size, np.float32), 0, 0)
     entries = np.concatenate([noise - nothing for noise in noises])
     assert len({noise.tobytes() for noise in noises}) == 18
-    assert abs(entries.std() / plan.noise_steps - 1) < 5 / np.sqrt(2 * len(entries))
+    assert abs(entries.std() / plan.layers.deviation() - 1) < 5 / np.sqrt(2 * len(entries))
     assert abs(np.corrcoef(noises)[np.triu_indices(18, 1)]).max() < 0.6
 
 
@@ -264,7 +254,7 @@ def test_a_seed_of_the_server_does_not_give_the_noise(pki, tmp_path, hidden):
             sites.ask(client, "train.masked", server.train_content(client, config={"seed": 5}))
         vectors.append({client: vector.copy() for client, vector in hidden.items()})
     apart = [(vectors[0][client] - vectors[1][client]).view(np.int32).std() for client in range(6)]
-    assert min(apart) > plan.noise_steps
+    assert min(apart) > plan.layers.deviation()
 
 
 def test_masked_vectors_are_uniform(pki, tmp_path):
@@ -320,7 +310,7 @@ def test_what_fails_in_training_is_a_vector_of_zeros_and_no_error(pki, tmp_path,
     content = server.train_content(0)
     assert set(sites.ask(0, "train.masked", content)) == {"update", REPLY}
     blocks = (hidden[0].view(np.int32) - plan.encode(np.zeros(LAYOUT.size, np.float32), 0, 0)).astype(float)
-    assert abs(blocks[: CLUSTERS * LAYOUT.size]).max() < 6 * plan.noise_steps
+    assert abs(blocks[: CLUSTERS * LAYOUT.size]).max() < 6 * plan.layers.deviation()
 
 
 def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
@@ -456,7 +446,7 @@ def test_a_round_goes_on_after_a_crash(pki, tmp_path, monkeypatch, hidden, step,
                 killed += outcome(sites, step, contents_of(server, 0)[step]()) is None
             assert killed == 1
         run()
-    np.testing.assert_array_equal(server.total(), plain_sum(hidden.values()))
+    np.testing.assert_array_equal(server.total(), hidden.total())
     assert len(sites.charges(0)) == 1
     assert not sites.state(0, "open-round").exists()
 
@@ -537,8 +527,7 @@ def test_simulated_clients_take_part_with_keys_of_the_engine(pki, tmp_path, hidd
     server.train([0, 1, 2, 3, 5])
     server.sign()
     server.unmask()
-    expected = plain_sum(hidden.values())
-    np.testing.assert_array_equal(unmasked_sum(server.round, server.openings, server.vectors, server.shares), expected)
+    np.testing.assert_array_equal(server.total(), hidden.total())
 
 
 def write_data(folder, seed):

@@ -1,6 +1,7 @@
 """The secure mechanism: its integers, noise, thresholds and cost, and what it refuses."""
 
 import math
+import secrets
 
 import numpy as np
 import pytest
@@ -97,10 +98,12 @@ def test_partial_sums_of_processes_merge():
 
 def test_the_least_honest_survivors_have_the_noise_of_the_guarantee():
     plan = make(dropout=0.3, corrupt=2)
-    assert (plan.threshold(1), plan.contributors) == (21, 19)
-    assert math.isclose(plan.noise_steps * math.sqrt(19), 1.5 * STEPS)
-    assert math.isclose(plan.noise_of_sums(1), 0.5 * plan.noise_multiplier_updates * math.sqrt(30 / 19))
-    drawn = sum(plan.noise(Streams().stream("noise"), 20_000) for _ in range(19))
+    assert (plan.threshold(1), plan.layers.survivors) == (21, (30, 28, 26, 23, 21))
+    for survivors in range(21, 31):
+        honest = plan.layers.deviation(survivors) * math.sqrt(survivors - 2)
+        assert 1.5 * STEPS * (1 - 1e-12) <= honest <= 1.5 * STEPS * 1.06
+    assert math.isclose(plan.noise_of_sums(1), 0.5 * plan.noise_multiplier_updates * math.sqrt(30 / 28))
+    drawn = sum(plan.layers.draw(secrets.token_bytes(32), 20_000) for _ in range(19))
     assert math.isclose(np.std(drawn), 1.5 * STEPS, rel_tol=0.03)
 
 
@@ -110,15 +113,17 @@ def test_noise_of_a_release_is_that_of_all_survivors():
     for _ in range(25):
         contributions.add_null()
     released = plan.release(charged(plan), contributions, Streams(), 1)
-    expected = 2.0 * plan.noise_multiplier_updates * math.sqrt(25 / plan.contributors)
+    excess = math.sqrt(25 / 23)  # 24 is the next of the layers below 25; one client is corrupt
+    expected = 2.0 * plan.noise_multiplier_updates * excess
     assert math.isclose(released.noise, expected)
     assert math.isclose(np.std(released.sums), expected, rel_tol=0.02)
-    assert np.all(np.abs(released.histogram) < 6 * plan.noise_multiplier_counts * math.sqrt(25 / plan.contributors))
+    assert np.all(np.abs(released.histogram) < 6 * plan.noise_multiplier_counts * excess)
 
 
 def test_noise_that_is_inside_is_not_added_again():
     plan, rows = make(), updates(30)
-    total = sum(plan.encode(row, 0, 0) + plan.noise(Streams().stream("noise"), plan.vector_size(SIZE)) for row in rows)
+    size = plan.vector_size(SIZE)
+    total = sum(plan.encode(row, 0, 0) + plan.layers.draw(secrets.token_bytes(32), size) for row in rows)
     contributions = plan.contributions(SIZE)
     contributions.add_vectors(to_modulus(total).view(np.int32).astype(np.int64), 30)
     released = [plan.release(charged(plan), contributions, Streams(), 1) for _ in range(2)]
@@ -174,7 +179,7 @@ def test_evaluations_need_the_clients_too():
     ledger = Ledger(plan.delta, accountant="rdp")
     for many in (21, 30):
         value = plan.release_evaluation(ledger.charge_round(1, plan.evaluation_event()), [1.0] * many, Streams(), 1)
-        assert abs(value - (0.5 + many / 60)) < 6 * 0.05 * math.sqrt(many / plan.contributors)
+        assert abs(value - (0.5 + many / 60)) < 6 * 0.05 * math.sqrt(many / 20)
     with pytest.raises(NothingReleasedError, match="20 clients"):
         plan.release_evaluation(ledger.charge_round(1, plan.evaluation_event()), [1.0] * 20, Streams(), 1)
     plan = Secure.calibrated_with_histogram(0.1, **NUMBERS, epsilon=8.0, identifier_share=0.04)
@@ -213,8 +218,8 @@ def test_evaluations_have_the_noise_of_the_guarantee_if_the_fewest_of_all_client
         histogram = plan.release_histogram(plan.charge_histogram(ledger, 1), counts, Streams(), 1)
         for std, event in zip(deviations[-2:], (plan.evaluation_event(), plan.histogram_event()), strict=True):
             each = std / math.sqrt(many)
-            assert math.isclose(each * math.sqrt(least - corrupt), event.noise_multiplier * STEPS)
-        assert math.isclose(histogram.deviations[0], 4.0 * NORM * math.sqrt(many / (least - corrupt)))
+            assert math.isclose(each * math.sqrt(many - corrupt), event.noise_multiplier * STEPS)
+        assert math.isclose(histogram.deviations[0], 4.0 * NORM * math.sqrt(many / (many - corrupt)))
     assert plan.evaluation_event().noise_multiplier == 0.05 * clients / 0.5
     small = Ledger(plan.delta, accountant="rdp").charge_round(1, plan.evaluation_event())
     with pytest.raises(NothingReleasedError, match=f"{least - 1} clients are left of the {least}"):

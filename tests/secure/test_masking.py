@@ -10,10 +10,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.secure import MaskedRound, MaskingClient, SecureError, Shares, unmasked_sum
+from coterie.secure import MaskedRound, MaskingClient, NoiseLayers, SecureError, Shares, unmasked_sum
 from coterie.secure.keys import expand
 
 CLIENTS = range(20)
+NO_LAYERS = NoiseLayers((20,), ())
 SIGNERS = {client: Ed25519PrivateKey.generate() for client in CLIENTS}
 KEYS = {client: X25519PrivateKey.generate() for client in CLIENTS}
 ROSTER = {client: key.public_key().public_bytes_raw() for client, key in KEYS.items()}
@@ -28,7 +29,7 @@ def verify(client, content, signature):
 
 
 def round_of(cohort=(1, 3, 4, 7, 9, 12), threshold=4, corrupt=1, size=8, **changed):
-    return MaskedRound(b"run", 5, 0, b"plan", tuple(cohort), threshold, corrupt, size, **changed)
+    return MaskedRound(b"run", 5, 0, b"plan", tuple(cohort), threshold, corrupt, size, NO_LAYERS, **changed)
 
 
 def client_of(round, client):
@@ -60,7 +61,7 @@ class Play:
         return {client: self.clients[client].unmask(signatures) for client in signatures}
 
     def total(self, shares):
-        return unmasked_sum(self.round, self.openings, self.masked, shares)
+        return unmasked_sum(self.round, self.openings, self.masked, shares)[0]
 
 
 def plain_sum(vectors):
@@ -273,7 +274,7 @@ def test_a_client_that_is_restored_before_every_step_gives_the_same_sum(dropped)
     masked = {client: restored(client).mask(vector, openings) for client, vector in vectors.items()}
     signatures = {client: restored(client).sign_survivors(sorted(masked)) for client in masked}
     shares = {client: restored(client).unmask(signatures) for client in masked}
-    np.testing.assert_array_equal(unmasked_sum(round, openings, masked, shares), plain_sum(vectors))
+    np.testing.assert_array_equal(unmasked_sum(round, openings, masked, shares)[0], plain_sum(vectors))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,9 @@ def test_every_part_of_a_round_is_in_its_digest(changed):
 
 
 def test_digests_do_not_confuse_neighbouring_fields():
-    one, other = (MaskedRound(run, 1, 1, plan, (1, 2), 2, 0, 3) for run, plan in ((b"ab", b"c"), (b"a", b"bc")))
+    one, other = (
+        MaskedRound(run, 1, 1, plan, (1, 2), 2, 0, 3, NO_LAYERS) for run, plan in ((b"ab", b"c"), (b"a", b"bc"))
+    )
     assert one.digest != other.digest
 
 

@@ -13,7 +13,7 @@ from coterie.client.state import ClientError
 from coterie.engine import in_process
 from coterie.privacy import read_ledger
 from coterie.privacy.mechanisms import score_sums, secure
-from coterie.secure import MaskingClient, discrete_gaussian
+from coterie.secure import MaskingClient, noise_layers
 from coterie.server import RunConfig, RunFolder
 from coterie.server.checkpoints import read_checkpoint
 from coterie.server.run import RunError
@@ -40,8 +40,8 @@ def zeros(rng, std, size):
 
 @pytest.fixture
 def without_noise(monkeypatch):
-    monkeypatch.setattr(secure, "discrete_gaussian", zeros)
-    monkeypatch.setattr(score_sums, "discrete_gaussian", zeros)
+    for module in (noise_layers, score_sums, secure):
+        monkeypatch.setattr(module, "discrete_gaussian", zeros)
 
 
 def models_of(path, **settings):
@@ -253,13 +253,13 @@ def test_no_reply_and_no_file_holds_integers_of_a_client(tmp_path, monkeypatch, 
         gone = [asked == "train.survivors" and client.client_id in (1, 2, 3) for client in of]
         return [ClientError("gone") if lost else reply for lost, reply in zip(gone, made, strict=True)]
 
-    def drawn(rng, std, size):
-        noise = discrete_gaussian(rng, std, size)
-        vectors.append(noise)
-        return noise
+    def drawn(masking, rng):
+        vectors.append(noise_of(masking, rng))
+        return vectors[-1]
 
     monkeypatch.setattr(in_process, "handle", recorded)
-    monkeypatch.setattr(secure, "discrete_gaussian", drawn)
+    noise_of = MaskingClient.noise
+    monkeypatch.setattr(MaskingClient, "noise", drawn)
     if leaks:
         monkeypatch.setattr(MaskingClient, "masked", lambda masking, vector: vector)
     models_of(tmp_path / "masked", masks=True, rounds=1, epsilon=1e4)

@@ -9,7 +9,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from coterie.privacy import Secure
-from coterie.secure import MaskedRound, Opening, SecureError, Shares
+from coterie.secure import MaskedRound, NoiseLayers, Opening, SecureError, Shares, Surplus
 from coterie.wire import RequestError
 from coterie.wire.masked import (
     RELEASES,
@@ -32,13 +32,15 @@ from coterie.wire.masked import (
 from coterie.wire.messages import CONFIG, MASKED_STEPS, REPLY, UPDATE, Layout, ReplyError, pack_models
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest, read_request
 
-ROUND = MaskedRound(b"run", 2, 0, b"plan", (1, 4, 6), 2, 0, 5)
+LAYERS = NoiseLayers.of(1e5, 3, 2, 0)
+ROUND = MaskedRound(b"run", 2, 0, b"plan", (1, 4, 6), 2, 0, 5, LAYERS)
 BOUND = {"run": "run", "round": 2, "attempt": 0}
 
 
 @dataclass(frozen=True)
 class Plan:
     corrupt: int = 0
+    layers: NoiseLayers = LAYERS
 
     def threshold(self, number):
         return 2
@@ -198,6 +200,8 @@ def test_replies_are_read_as_they_were_sent():
     assert read_shares(sent(pack_shares(shares, **who)), **read) == shares
     none_dropped = Shares({1: bytes(32)}, {})
     assert read_shares(sent(pack_shares(none_dropped, **who)), **read) == none_dropped
+    with_surplus = replace(none_dropped, surplus=Surplus(bytes(32), b"\x01" * 32))
+    assert read_shares(sent(pack_shares(with_surplus, **who)), **read) == with_surplus
     vector = np.array([0, 1, 2**31, 2**32 - 1, 7], np.uint32)
     np.testing.assert_array_equal(read_masked(sent(pack_masked(vector, **who)), **read), vector)
 

@@ -2,7 +2,7 @@
 
 The cohort are all clients, of which l = ceil((1 - dropout) M) must stay. The vector is the client's accuracy, from -1
 to 1, or its counts of scores, both on the grid of training (coterie/privacy/mechanisms/secure.py); every client adds
-discrete Gaussian noise, by which the l - c honest ones that stay have that of the event together.
+discrete Gaussian noise in layers, as in training, by which the honest ones that stay have that of the event together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from coterie.privacy.randomness import FloatArray
 from coterie.privacy.releases import NothingReleasedError
 from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
 from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
+from coterie.secure.noise_layers import NoiseLayers
 
 #: What a masked round releases: the sum of updates, or one of the sums of a private evaluation.
 TRAINING, ACCURACY, HISTOGRAM = "training", "accuracy", "histogram"
@@ -50,13 +51,14 @@ class ScoreSum:
         return self.histograms * CELLS or 1
 
     @property
-    def noise_steps(self) -> float:
-        """Deviation of one client's noise, in steps of the grid."""
-        return self.event.noise_multiplier * STEPS / math.sqrt(self.threshold - self.corrupt)
+    def layers(self) -> NoiseLayers:
+        """The layers of one client's noise."""
+        noise = self.event.noise_multiplier * STEPS
+        return NoiseLayers.of(noise, self.clients, self.threshold, self.corrupt)
 
-    def noise_of_all(self, survivors: int) -> float:
-        """Return the noise multiplier of a sum with the noise of all survivors."""
-        return self.noise_steps * math.sqrt(survivors) / STEPS
+    def noise_of_all(self, survivors: int, unremoved: int = 0) -> float:
+        """Return the noise multiplier of a sum with the noise of all survivors, some with their surplus."""
+        return self.layers.deviation_of_sum(survivors, unremoved) / STEPS
 
     def encode(self, value: Any) -> Integers:
         """Return the vector of one client without noise, of L2 norm at most that of the grid.
@@ -67,10 +69,6 @@ class ScoreSum:
         if self.histograms:
             return to_grid(unit_counts(value, self.histograms))
         return to_grid([2 * float(np.clip(np.nan_to_num(value, nan=0.5), 0.0, 1.0)) - 1])
-
-    def noise(self, rng: np.random.Generator) -> Integers:
-        """Return one client's noise, from a generator of its own, which is secret."""
-        return discrete_gaussian(rng, self.noise_steps, self.size)
 
     def simulated(self, values: Sequence[Any], rng: np.random.Generator) -> Integers:
         """Return the sum over the clients that replied, with the noise of all of them at once.
@@ -93,14 +91,14 @@ class ScoreSum:
                 f"{survivors} clients are left of the {self.threshold} that mechanism secure requires"
             )
 
-    def check_sum(self, total: Integers, survivors: int) -> None:
+    def check_sum(self, total: Integers, survivors: int, unremoved: int = 0) -> None:
         """Check that the vectors of so many clients may have this sum.
 
         Raises:
             NothingReleasedError: their number is too small, or the norm exceeds that of all clients together.
         """
         self.check_survivors(survivors)
-        noise = self.noise_of_all(survivors) * (math.sqrt(self.size) + _DEVIATIONS)
+        noise = self.noise_of_all(survivors, unremoved) * (math.sqrt(self.size) + _DEVIATIONS)
         if not float(np.linalg.norm(total / STEPS)) <= survivors + noise:
             raise NothingReleasedError(
                 "the sum of the clients' scores is impossible: its norm exceeds that of all clients together"
@@ -110,9 +108,9 @@ class ScoreSum:
         """Return the noisy mean accuracy of all clients, of a sum; missing ones count as one half."""
         return min(1.0, max(0.0, 0.5 + float(_units(total)[0]) / (2 * self.clients)))
 
-    def histogram(self, total: Integers, survivors: int) -> ScoreHistogram:
+    def histogram(self, total: Integers, survivors: int, unremoved: int = 0) -> ScoreHistogram:
         """Return the noisy histograms of a sum over so many clients."""
-        return ScoreHistogram.of_units(_units(total), self.noise_of_all(survivors))
+        return ScoreHistogram.of_units(_units(total), self.noise_of_all(survivors, unremoved))
 
 
 def _units(total: Integers) -> FloatArray:

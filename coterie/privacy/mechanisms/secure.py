@@ -12,8 +12,9 @@ modular clipping, and with one block per cluster.
             block c'       round(sqrt(1 - w - v) D clip(u, C) / C)      shortened, so that rounding adds nothing
             count of c     sqrt(w) D                                    w: share of the cluster sizes
             the last       sqrt(v) D if |u| < C / factor, else the negative;  v: share of the norms
-     3  it adds s Z to all entries, Z: discrete Gaussian of deviation s = sigma D / sqrt(l - c)
-     4  the server learns the sum of the survivors' vectors. Fewer than l of them: nothing, and the round is skipped
+     3  it adds discrete Gaussian noise of deviation sigma D / sqrt(l - c) to all entries, in layers
+     4  the server learns the sum of the survivors' vectors, less the layers that so many of them do not need
+        (coterie/secure/noise_layers.py). Fewer than l survivors: nothing, and the round is skipped
      5  histogram, norms and sums: the parts of the sum, divided by the factors of line 2, and the sums times C
      6  divisors   D_j = n' / k of n' survivors, or max(B, 1, (~h R)_j)
 
@@ -48,11 +49,10 @@ from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
 from coterie.privacy.statement import Statement
 from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
+from coterie.secure.noise_layers import MIN_STEPS, NoiseLayers
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
 MAX_PARAMETERS = 2_000_000
-#: Smallest deviation of a client's noise, in steps of the grid.
-MIN_NOISE_STEPS = 32.0
 # A sum of vectors and its noise stay within the signed integers of 32 bits, in units of D.
 _LARGEST_SUM = 2**31 / STEPS
 # Deviations of a noisy number that honest clients do not exceed in a run.
@@ -97,20 +97,22 @@ class Secure(InTurn):  # large: what rounds and evaluations need
                     "with the server, is too small: twice those that stay must exceed all and the corrupt ones; use "
                     "more clients, a smaller dropout or fewer corrupt ones"
                 )
-        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots), self.contributors)
-        of_all = self.clients, self._least(self.clients) - self.corrupt
+        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots), self.layers)
         if self.evaluations:
-            self._check_grid(self.evaluation_event().noise_multiplier, "evaluation-noise", *of_all)
+            noise = self.evaluation_event().noise_multiplier
+            self._check_grid(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
         if self.histograms:
-            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", *of_all)
+            layers = self.scores(HISTOGRAM).layers
+            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
 
-    def _check_grid(self, noise: float, name: str, clients: int, contributors: int) -> None:
+    @staticmethod
+    def _check_grid(noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
         """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
-        if not MIN_NOISE_STEPS <= self._noise_steps(noise, contributors):
+        if not MIN_STEPS <= layers.deviations[0]:
             raise PrivacyError(
-                f"{name}: {noise:g} times the sensitivity is less than {MIN_NOISE_STEPS:g} steps of the grid a client"
+                f"{name}: {noise:g} times the sensitivity is less than {MIN_STEPS:g} steps of the grid a client"
             )
-        if clients + _DEVIATIONS * noise * math.sqrt(clients / contributors) >= _LARGEST_SUM:
+        if clients + _DEVIATIONS * math.sqrt(clients) * layers.deviation() / STEPS >= _LARGEST_SUM:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity and the sum over {clients} clients exceed integers of "
                 "32 bits; use fewer clients a round, or a larger epsilon"
@@ -130,47 +132,35 @@ class Secure(InTurn):  # large: what rounds and evaluations need
     def _least(self, clients: int) -> int:
         return math.ceil((1 - self.dropout) * clients - 1e-9)
 
-    @cached_property
-    def contributors(self) -> int:
-        """Honest clients whose noise every released round has: l - c of the smallest slot."""
-        return self._least(self.clients // self.slots) - self.corrupt
-
     # ---- noise --------------------------------------------------------------------------------------------
 
-    @property
-    def noise_steps(self) -> float:
-        """s, deviation of one client's noise, in steps of the grid."""
-        return self._noise_steps(self.noise_multiplier, self.contributors)
+    @cached_property
+    def layers(self) -> NoiseLayers:
+        """The layers of one client's noise in a round, sized for the smallest slot."""
+        clients = self.clients // self.slots
+        return NoiseLayers.of(self.noise_multiplier * STEPS, clients, self._least(clients), self.corrupt)
 
-    @staticmethod
-    def _noise_steps(noise: float, contributors: int) -> float:
-        return noise * STEPS / math.sqrt(contributors)
+    def _excess(self, survivors: int, unremoved: int = 0) -> float:
+        """Return the ratio of the noise of a release to that of the guarantee.
 
-    def _noise_of_all(self, noise: float, survivors: int) -> float:
-        """Return the noise multiplier of a sum with the noise of all survivors; ``noise``: with that of the least."""
-        return noise * math.sqrt(survivors / self.contributors)
-
-    @property
-    def _surplus(self) -> float:
-        """Ratio of the noise of a release in which all clients stay to the noise of the guarantee."""
-        return self._noise_of_all(1.0, self.clients // self.slots)
+        Args:
+            survivors: number of clients.
+            unremoved: of those whose surplus is in the sum.
+        """
+        return self.layers.deviation_of_sum(survivors, unremoved) / (self.noise_multiplier * STEPS)
 
     @property
     def model_noise(self) -> float:
         """See :attr:`Plan.model_noise`; all clients stay."""
-        return super().model_noise * self._surplus
+        return super().model_noise * self._excess(self.clients // self.slots)
 
     def noise_of_sums(self, number: int) -> float:
         """See :meth:`Plan.noise_of_sums`; all clients stay."""
-        return super().noise_of_sums(number) * self._surplus
+        return super().noise_of_sums(number) * self._excess(self.clients // self.slots)
 
     def event(self) -> Event:
         """The event of one contribution of a client."""
         return Event(1.0, self.noise_multiplier, self.sampler)
-
-    def _drawn(self, rng: np.random.Generator, noise: float, survivors: int, size: int) -> Integers:
-        """Noise of all survivors on (size,) integers."""
-        return discrete_gaussian(rng, self._noise_of_all(noise, survivors) * STEPS, size)
 
     # ---- a client's vector --------------------------------------------------------------------------------
 
@@ -201,10 +191,6 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         contributions.add(0, label, redrawn_label, update)
         return contributions.vector()
 
-    def noise(self, rng: np.random.Generator, size: int) -> Integers:
-        """Return (size,) integers of one client's noise (line 3), from a generator of its own, which is secret."""
-        return discrete_gaussian(rng, self.noise_steps, size)
-
     # ---- a round ------------------------------------------------------------------------------------------
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> IntegerSums:
@@ -230,7 +216,8 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         def with_noise(part: Integers, factor: float) -> FloatArray:
             total = part
             if not contributions.noisy:
-                total = part + self._drawn(noise, self.noise_multiplier, survivors, part.size).reshape(part.shape)
+                drawn = discrete_gaussian(noise, self.layers.deviation_of_sum(survivors), part.size)
+                total = part + drawn.reshape(part.shape)
             return from_grid(to_modulus(total)) * (STEPS / factor)
 
         updates, count, half = self.factors
@@ -246,7 +233,7 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         """Check that enough clients are left, and that their vectors may have this sum; see :class:`Plan`."""
         sums = _integers(contributions)
         self._check_survivors(sums.survivors, self.threshold(number))
-        vector, noise = sums.vector(), self._noise_of_all(self.noise_multiplier, sums.survivors)
+        vector, noise = sums.vector(), self.layers.deviation_of_sum(sums.survivors, sums.unremoved) / STEPS
         if not float(np.linalg.norm(vector / STEPS)) <= sums.survivors + noise * (math.sqrt(len(vector)) + _DEVIATIONS):
             raise NothingReleasedError(f"{_IMPOSSIBLE}: its norm exceeds that of all clients together")
         if count := self.of_round(number).factors[1]:
@@ -265,7 +252,8 @@ class Secure(InTurn):  # large: what rounds and evaluations need
 
     def noise_of_release(self, number: int, contributions: Contributions) -> float:
         """See :meth:`Plan.noise_of_release`: the noise of all survivors."""
-        return self._noise_of_all(super().noise_of_sums(number), _integers(contributions).survivors)
+        sums = _integers(contributions)
+        return super().noise_of_sums(number) * self._excess(sums.survivors, sums.unremoved)
 
     # ---- evaluation ---------------------------------------------------------------------------------------
 
