@@ -33,6 +33,7 @@ from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
 from coterie.cli.evaluate import evaluate
 from coterie.cli.handover import handover
+from coterie.cli.masking_keys import masking_keys
 from coterie.cli.poc import poc
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
@@ -87,6 +88,7 @@ for command in (
     client,
     fab_hash,
     handover,
+    masking_keys,
     poc,
     purge,
     sign,

@@ -195,7 +195,9 @@ def _sign(node: NodeConfig, public: bytes) -> SignedKey:
         DeployError: it cannot be read.
     """
     if node.key is None:
-        raise DeployError("the keys for masked rounds are not signed: start the client once with coterie client --key")
+        raise DeployError(
+            "the keys for masked rounds are not signed: run coterie masking-keys, or start it by coterie client"
+        )
     key = read_private_key(Path(node.key))
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return SignedKey(der, public, key.sign(_keys_said(node.client_id, public), ec.ECDSA(hashes.SHA384())))

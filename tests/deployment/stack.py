@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+
+import yaml
 
 from coterie.server.config import combined
 
@@ -22,6 +26,12 @@ OWN_DATA = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10}
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
 USER = "10001:10001" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
+_REGISTER_ALL = """
+import sys
+from flwr.cli.app import app
+for i in range(int(sys.argv[1])):
+    app(["supernode", "register", f"/keys/node-{i}.pub", "coterie", "--name", f"client-{i}"], standalone_mode=False)
+"""
 ENDED = ("finished:completed", "finished:failed", "finished:stopped")
 
 
@@ -41,11 +51,32 @@ def in_image(folder, *words, **options):
     )
 
 
+def further_clients(clients: int) -> dict:
+    """What compose.yml says of client 2, for each client from 3: services, with networks, volumes and secrets."""
+    whole = yaml.safe_load(COMPOSE.read_text())
+    further: dict = {"services": {"superlink": {"networks": {}}}, "networks": {}, "volumes": {}, "secrets": {}}
+    of_client_2 = re.compile(r"\b(supernode|clientapp|keys|client|fleet|node|state)-2\b|\b(client-id)([ =])2\b")
+    for client in range(3, clients):
+
+        def renamed(match, client=client):
+            return f"{match[1]}-{client}" if match[1] else f"{match[2]}{match[3]}{client}"
+
+        for section in further:
+            entries = {name: entry for name, entry in whole[section].items() if of_client_2.search(name)}
+            further[section] |= json.loads(of_client_2.sub(renamed, json.dumps(entries)))
+        further["services"]["superlink"]["networks"][f"fleet-{client}"] = {}
+    for service in ("supernode", "clientapp"):  # the checks of so many containers take half a core
+        for client in range(clients):
+            of_service = further["services"].setdefault(f"{service}-{client}", {})
+            of_service.setdefault("healthcheck", {})["interval"] = "1m"
+    return further
+
+
 class Stack:
     """SuperLink, ServerApp and three clients, or what else a compose file has of them."""
 
-    def __init__(self, folder: Path, name: str, file: Path = COMPOSE, **environment: str) -> None:
-        self.name, self.folder, self._file = name, folder, file
+    def __init__(self, folder: Path, name: str, file: Path = COMPOSE, clients: int = 3, **environment: str) -> None:
+        self.name, self.folder, self._file, self._clients = name, folder, file, clients
         self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
         self.started: list[str] = []
         self._results: dict[str, Path] = {}
@@ -65,8 +96,9 @@ class Stack:
         for folder in (self.data, self.runs):
             folder.mkdir(parents=True)
         subprocess.run(["chown", "-R", USER, str(self.folder)], check=True)
-        in_image(self.folder, "coterie", "certs", "/out/secrets", "--nodes", 3, "--host", "superlink")
-        subprocess.run([sys.executable, str(ROOT / "docker" / "demo" / "data.py"), str(self.data)], check=True)
+        in_image(self.folder, "coterie", "certs", "/out/secrets", "--nodes", self._clients, "--host", "superlink")
+        data = [sys.executable, str(ROOT / "docker" / "demo" / "data.py"), str(self.data), str(self._clients)]
+        subprocess.run(data, check=True)
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
 
     def compose(self, *words, **options):
@@ -81,9 +113,17 @@ class Stack:
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=300)
-        for i in range(3):
-            self.register(i)
+        self._register_all()
         self.compose("up", "--detach", "--wait", timeout=300)
+
+    def _register_all(self) -> None:
+        """As :meth:`register` for every client, with one start of the program."""
+        keys = self.folder / "public-keys"
+        keys.mkdir()
+        for i in range(self._clients):
+            shutil.copy(self.secrets / "nodes" / f"node-{i}.pub", keys)
+        subprocess.run(["chown", "-R", USER, str(keys)], check=True)
+        self.cli("python3", "-c", _REGISTER_ALL, self._clients, volumes=[f"{keys}:/keys:ro"])
 
     def register(self, i: int) -> None:
         self.cli(
@@ -221,4 +261,4 @@ class Stack:
         return json.loads(self.compose("exec", "-T", service, "coterie", "privacy", "spent", ledger, "--json").stdout)
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--timeout", "3", check=False, timeout=120)
+        self.compose("--profile", "tools", "down", "--volumes", "--timeout", "3", check=False, timeout=120)
