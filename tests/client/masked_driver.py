@@ -6,6 +6,7 @@ different replies, if an answered training is not charged, or if a sum is wrong.
 
 import json
 import os
+import pickle
 import random
 import signal
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from masked_sites import Server, Sites, plan_of
+from masked_sites import Hidden, Server, Sites, plan_of
 
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import create
@@ -94,8 +95,11 @@ def play(sites, plan, number, folder, rng, seconds, left):
             return kills  # it has signed another list, and does nothing more in this round
         content = recorddict_from_proto(ProtoRecordDict.FromString(replies.pop()))
         into[step][VICTIM] = READ[step](content, client_id=VICTIM, round=server.round)
-    hidden = [np.load(folder / f"hidden-{client}.npy") for client in server.vectors]
-    np.testing.assert_array_equal(server.total(), np.sum(hidden, axis=0, dtype=np.uint64).astype(np.uint32))
+    hidden = Hidden()
+    for client in server.vectors:
+        hidden[client], noise = pickle.loads((folder / f"hidden-{client}").read_bytes())
+        hidden.noise[client] = server.round.layers, noise
+    np.testing.assert_array_equal(server.total(), hidden.total(revealing=server.shares))
     assert not sites.state(VICTIM, "open-round").exists()
     return kills
 
@@ -106,7 +110,7 @@ def main(folder, kills):
     original = MaskingClient.masked
 
     def masked(self, vector):
-        np.save(folder / f"hidden-{self.client}.npy", vector)
+        (folder / f"hidden-{self.client}").write_bytes(pickle.dumps((vector, self._kept.noise)))
         return original(self, vector)
 
     MaskingClient.masked = masked

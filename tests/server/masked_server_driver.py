@@ -29,9 +29,10 @@ from coterie.engine.nodes import SingleProcessGrid
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import digest
-from coterie.wire.messages import CONFIG, MASKED_STEPS
+from coterie.wire.messages import CONFIG
 
-CLIENTS, VECTORS = 6, MASKED_STEPS.index("train.masked")
+STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
+CLIENTS, VECTORS = 6, STEPS.index("train.masked")
 #: Moments of a step: before its messages arrive, after one or half of the clients, after all, after all replies.
 MOMENTS = ("sent", "one", "half", "all", "replied")
 
@@ -115,9 +116,9 @@ class Clients:
             reply = packed(self.sites.ask(client, message_type, message))
         except ClientError:
             reply = None
-        if message_type not in MASKED_STEPS:
+        if message_type not in STEPS:
             return reply
-        config, step = message.config_records[CONFIG], MASKED_STEPS.index(message_type)
+        config, step = message.config_records[CONFIG], STEPS.index(message_type)
         id = config["run"], config["round"], config["attempt"]
         charged = Counter(charge["round"] for charge in read_ledger(self.folder / "ledger.jsonl")[1])
         assert charged[id[1]] == 1, f"round {id[1]} is charged {charged[id[1]]} times when its step {step + 1} arrives"
@@ -133,7 +134,7 @@ class Clients:
         answered = 0
         for client, id, step in chosen:
             _, content, reply = self.replies[client, id, step]
-            again = self.ask(client, MASKED_STEPS[step], content)
+            again = self.ask(client, STEPS[step], content)
             assert again in (None, reply)
             answered += again is not None
         return answered
@@ -177,7 +178,7 @@ def session(clients, folder, rounds, step, moment, spared, rng):
 def main(folder, kills):
     """Resume a run until it was killed so often, and is at its end."""
     torch.set_num_threads(1)
-    points = [(step, moment) for step in MASKED_STEPS for moment in MOMENTS]
+    points = [(step, moment) for step in STEPS for moment in MOMENTS]
     # Every third session ends a round before the one in which it is killed.
     rounds = kills + sum(number % 3 == 2 for number in range(kills)) + 2
     pki = create(folder / "pki", CLIENTS, ["superlink"]).folder
