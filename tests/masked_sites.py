@@ -278,5 +278,5 @@ class Hidden(dict):
         for client in survivors if revealing is None else revealing:
             layers, key = self.noise[client]
             kept = replace(layers, deviations=layers.deviations[: layers.kept(len(survivors))])
-            total += kept.draw(key, len(total)) - layers.draw(key, len(total))
+            total += kept.draw(key, len(total))[0] - layers.draw(key, len(total))[0]
         return to_modulus(total)

@@ -95,7 +95,7 @@ def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
     )
     honest = attack.survivors - plan.corrupt - attack.missing
     keys = (streams.stream("noise", client).bytes(KEY_BYTES) for client in range(honest))
-    return np.asarray(sum(kept.draw(key, total) for key in keys), np.float64).reshape(draws, -1) / STEPS
+    return np.asarray(sum(kept.draw(key, total)[0] for key in keys), np.float64).reshape(draws, -1) / STEPS
 
 
 def _measure_vectors(plan: Secure) -> Finding:

@@ -169,6 +169,8 @@ class _Secrets:
     key_seed: bytes = field(default_factory=lambda: secrets.token_bytes(shamir.SECRET_BYTES), repr=False)
     #: Key of the first layer of the noise, once it is drawn.
     noise: bytes = field(default=b"", repr=False)
+    #: Of its layers, from each of them on.
+    digests: list[bytes] = field(default_factory=list, repr=False)
     #: Shares of b_j and of s_j's seed, by client j of U1.
     held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     #: Hash of the openings of U1.
@@ -179,7 +181,8 @@ class _Secrets:
     def to_bytes(self, round: MaskedRound, client: int) -> bytes:
         held = {str(other): [share.hex() for share in pair] for other, pair in self.held.items()}
         seeds = {"seed": self.seed.hex(), "key_seed": self.key_seed.hex(), "noise": self.noise.hex()}
-        kept = {"step": self.step, **seeds, "held": held}
+        digests = [digest.hex() for digest in self.digests]
+        kept = {"step": self.step, **seeds, "digests": digests, "held": held}
         whose = {"round": round.digest.hex(), "client": client}
         return json.dumps({**whose, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
 
@@ -191,8 +194,8 @@ class _Secrets:
                 raise SecureError("the state of this client is that of another round")
             held = {int(other): (bytes.fromhex(b), bytes.fromhex(s)) for other, (b, s) in kept["held"].items()}
             seed, key_seed, noise = (bytes.fromhex(kept[name]) for name in ("seed", "key_seed", "noise"))
-            step, signed = int(kept["step"]), tuple(kept["signed"])
-            return cls(step, seed, key_seed, noise, held, bytes.fromhex(kept["opened"]), signed)
+            step, signed, digests = int(kept["step"]), tuple(kept["signed"]), [*map(bytes.fromhex, kept["digests"])]
+            return cls(step, seed, key_seed, noise, digests, held, bytes.fromhex(kept["opened"]), signed)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, SecureError):
                 raise
@@ -305,7 +308,8 @@ class MaskingClient:
     def noise(self, rng: np.random.Generator) -> Integers:
         """Return (size,) integers of noise in all layers, from a secret generator; their key is kept until step 4."""
         self._kept.noise = rng.bytes(KEY_BYTES)
-        return self.round.layers.draw(self._kept.noise, self.round.size)
+        noise, self._kept.digests = self.round.layers.draw(self._kept.noise, self.round.size)
+        return noise
 
     def masked(self, vector: Vector) -> Vector:
         """Step 2, second half: return the masked vector, once.
@@ -352,8 +356,8 @@ class MaskingClient:
         good = [client for client in signed if self.verify(client, said, signatures.get(client, b""))]
         if len(good) < self.round.threshold:
             raise SecureError(f"{len(good)} of {self.round.threshold} required clients signed this list of survivors")
-        noise, self._kept = self._kept.noise, _Secrets(4, b"", b"")
-        surplus = self.round.layers.surplus(noise, self.round.size, len(signed)) if noise else NO_SURPLUS
+        surplus = self.round.layers.surplus(self._kept.noise, self._kept.digests, len(signed))
+        self._kept = _Secrets(4, b"", b"")
         dropped = held.keys() - set(signed)
         return Shares(
             {client: held[client][0] for client in signed}, {client: held[client][1] for client in dropped}, surplus

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -105,23 +105,30 @@ class NoiseLayers:
         removed = (survivors - unremoved) * self.deviation(survivors) ** 2
         return math.sqrt(removed + unremoved * self.deviation() ** 2)
 
-    def draw(self, key: bytes, size: int, first: int = 0) -> Integers:
-        """Return (size,) integers: the sum of the layers from `first` on, by the key of that one."""
-        total = np.zeros(size, np.int64)
-        for deviation in self.deviations[first:]:
-            rng = np.random.Generator(AESCounter(key=int.from_bytes(derive(key, b"layer")[:16])))
-            total += discrete_gaussian(rng, deviation, size)
-            key = _next(key)
-        return total
+    def draw(self, key: bytes, size: int, first: int = 0) -> tuple[Integers, list[bytes]]:
+        """Draw the layers from `first` on, by the key of that one.
 
-    def surplus(self, key: bytes, size: int, survivors: int) -> Surplus:
-        """Return what a client with the first key reveals of its noise."""
+        Returns:
+            their sum, (size,) integers; and for each of them a digest of the sum from it on.
+        """
+        keys = [key]
+        for _ in self.deviations[first + 1 :]:
+            keys.append(_next(keys[-1]))
+        total, digests = np.zeros(size, np.int64), list[bytes]()
+        for layer_key, deviation in zip(reversed(keys), reversed(self.deviations[first:]), strict=True):
+            rng = np.random.Generator(AESCounter(key=int.from_bytes(derive(layer_key, b"layer")[:16])))
+            total += discrete_gaussian(rng, deviation, size)
+            digests.insert(0, hashlib.sha256(total.astype("<i8").tobytes()).digest())
+        return total, digests
+
+    def surplus(self, key: bytes, digests: Sequence[bytes], survivors: int) -> Surplus:
+        """Return what a client reveals of its noise, by the first key, and the digests of the layers."""
         first = self.kept(survivors)
-        if first == len(self.deviations):
+        if first >= len(digests):
             return NO_SURPLUS
         for _ in range(first):
             key = _next(key)
-        return Surplus(key, _digest(self.draw(key, size, first)))
+        return Surplus(key, digests[first])
 
     def total_surplus(self, revealed: Iterable[Surplus], size: int, survivors: int) -> tuple[Integers, int]:
         """Return the sum of what clients have revealed, and how many of them have revealed it.
@@ -131,8 +138,8 @@ class NoiseLayers:
         first = self.kept(survivors)
 
         def add(one: Surplus) -> bool:
-            layers = self.draw(one.key, size, first)
-            if equal := _digest(layers) == one.digest:
+            layers, digests = self.draw(one.key, size, first)
+            if equal := digests[:1] == [one.digest]:
                 with adding:
                     np.add(total, layers, out=total)
             return equal
@@ -144,7 +151,3 @@ class NoiseLayers:
 
 def _next(key: bytes) -> bytes:
     return derive(key, b"next layer")
-
-
-def _digest(layers: Integers) -> bytes:
-    return hashlib.sha256(layers.astype("<i8").tobytes()).digest()

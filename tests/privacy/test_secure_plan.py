@@ -103,7 +103,7 @@ def test_the_least_honest_survivors_have_the_noise_of_the_guarantee():
         honest = plan.layers.deviation(survivors) * math.sqrt(survivors - 2)
         assert 1.5 * STEPS * (1 - 1e-12) <= honest <= 1.5 * STEPS * 1.06
     assert math.isclose(plan.noise_of_sums(1), 0.5 * plan.noise_multiplier_updates * math.sqrt(30 / 28))
-    drawn = sum(plan.layers.draw(secrets.token_bytes(32), 20_000) for _ in range(19))
+    drawn = sum(plan.layers.draw(secrets.token_bytes(32), 20_000)[0] for _ in range(19))
     assert math.isclose(np.std(drawn), 1.5 * STEPS, rel_tol=0.03)
 
 
@@ -123,7 +123,7 @@ def test_noise_of_a_release_is_that_of_all_survivors():
 def test_noise_that_is_inside_is_not_added_again():
     plan, rows = make(), updates(30)
     size = plan.vector_size(SIZE)
-    total = sum(plan.encode(row, 0, 0) + plan.layers.draw(secrets.token_bytes(32), size) for row in rows)
+    total = sum(plan.encode(row, 0, 0) + plan.layers.draw(secrets.token_bytes(32), size)[0] for row in rows)
     contributions = plan.contributions(SIZE)
     contributions.add_vectors(to_modulus(total).view(np.int32).astype(np.int64), 30)
     released = [plan.release(charged(plan), contributions, Streams(), 1) for _ in range(2)]

@@ -61,11 +61,12 @@ def test_more_survivors_than_expected_keep_the_first_layer():
 @pytest.mark.parametrize("survivors", [10, 9, 8, 7])
 def test_less_the_surplus_the_noise_is_that_of_the_layers_that_are_kept(survivors):
     secret, size = keys(survivors), 5000
-    whole = sum(LAYERS.draw(key, size) for key in secret)
-    revealed = [LAYERS.surplus(key, size, survivors) for key in secret]
+    drawn = [LAYERS.draw(key, size) for key in secret]
+    whole = sum(noise for noise, _ in drawn)
+    revealed = [LAYERS.surplus(key, digests, survivors) for key, (_, digests) in zip(secret, drawn, strict=True)]
     surplus, many = LAYERS.total_surplus(revealed, size, survivors)
     kept = replace(LAYERS, deviations=LAYERS.deviations[: LAYERS.kept(survivors)])
-    np.testing.assert_array_equal(whole - surplus, sum(kept.draw(key, size) for key in secret))
+    np.testing.assert_array_equal(whole - surplus, sum(kept.draw(key, size)[0] for key in secret))
     assert many == (survivors if survivors > 7 else 0)
     honest = (whole - surplus).std() * math.sqrt((survivors - 2) / survivors)
     assert math.isclose(honest, TOTAL, rel_tol=0.05)
@@ -75,15 +76,15 @@ def test_what_is_revealed_does_not_give_the_layers_before_it(monkeypatch):
     """The keys that follow from a revealed one are those of later layers."""
     (secret,), drawn = keys(1), []
     monkeypatch.setattr(noise_layers, "AESCounter", lambda key: drawn.append(key) or np.random.PCG64(key))
-    LAYERS.draw(secret, 3)
-    of_client = list(drawn)
+    _, digests = LAYERS.draw(secret, 3)
+    of_client = drawn[::-1]  # the last layer is drawn first
     assert len(set(of_client)) == 4
     for survivors in (10, 9, 8):
         drawn.clear()
-        LAYERS.draw(LAYERS.surplus(secret, 3, survivors).key, 3, LAYERS.kept(survivors))
         first = LAYERS.kept(survivors)
-        assert drawn[len(of_client) - first :] == of_client[first:]
-    assert LAYERS.surplus(secret, 3, 7) == Surplus()
+        LAYERS.draw(LAYERS.surplus(secret, digests, survivors).key, 3, first)
+        assert drawn[::-1] == of_client[first:]
+    assert LAYERS.surplus(secret, digests, 7) == Surplus()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,8 @@ def test_what_is_revealed_does_not_give_the_layers_before_it(monkeypatch):
     [Surplus(bytes(32), bytes(32)), Surplus(bytes(32)), Surplus(b"", bytes(32)), Surplus(), Surplus(b"x", b"y")],
 )
 def test_layers_that_the_server_draws_otherwise_stay_in_the_sum(surplus):
-    good = LAYERS.surplus(keys(1)[0], 50, 9)
+    (secret,) = keys(1)
+    good = LAYERS.surplus(secret, LAYERS.draw(secret, 50)[1], 9)
     expected, _ = LAYERS.total_surplus([good], 50, 9)
     total, many = LAYERS.total_surplus([surplus, good], 50, 9)
     np.testing.assert_array_equal(total, expected)
@@ -99,6 +101,6 @@ def test_layers_that_the_server_draws_otherwise_stay_in_the_sum(surplus):
 
 
 def test_layers_are_independent_and_new_in_every_client():
-    drawn = [LAYERS.draw(key, 4000) for key in keys(4)]
-    single = [replace(LAYERS, deviations=(1e4,)).draw(key, 4000) for key in keys(2)]
+    drawn = [LAYERS.draw(key, 4000)[0] for key in keys(4)]
+    single = [replace(LAYERS, deviations=(1e4,)).draw(key, 4000)[0] for key in keys(2)]
     assert abs(np.corrcoef(drawn + single)[np.triu_indices(6, 1)]).max() < 0.1
