@@ -114,7 +114,8 @@ def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hid
     server = Server(sites, plan, **METHODS[method])
     server.open()
     server.train()
-    kept = noises[:: len(plan.layers.deviations)]  # with all clients: the first layer of each
+    count = len(plan.layers.deviations)
+    kept = noises[count - 1 :: count]  # of all clients, each keeps its first layer, which it draws last
     server.sign()
     server.unmask()
     np.testing.assert_array_equal(server.total(), hidden.total())
@@ -158,7 +159,7 @@ def test_the_sum_of_an_evaluation_is_that_of_the_clients_scores_and_their_noise(
     key = "accuracy" if release == "accuracy" else SCORE_COUNTS
     clean = [scores.encode(value[key]) for value in values]
     np.testing.assert_array_equal(server.total(), hidden.total())
-    kept = noises[: 2 * 6 : 2]  # the first of two layers of every client
+    kept = noises[1 : 2 * 6 : 2]  # the first of two layers of every client, which it draws last
     expected = np.sum(clean, axis=0) + np.sum([drawn for _, drawn in kept], axis=0)
     np.testing.assert_array_equal(server.total(), to_modulus(expected))
     assert len(server.total()) == scores.size == {"accuracy": 1, "histogram": 64}[release]
