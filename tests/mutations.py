@@ -112,8 +112,8 @@ MUTATIONS = [
     Mutation(
         "masking: a survivor's seed and key are both given",
         _MASKING,
-        "dropped = held.keys() - set(signed)",
-        "dropped = held.keys()",
+        "for client in held.keys() - stayed}",
+        "for client in held.keys()}",
         f"{_MASKING_TEST}::test_a_client_gives_a_seed_or_a_key_never_both",
     ),
     Mutation(
@@ -368,6 +368,27 @@ MUTATIONS = [
         "if equal := digests[:1] == [one.digest]:",
         "if equal := True:",
         f"{_LAYERS_TEST}::test_layers_that_the_server_draws_otherwise_stay_in_the_sum",
+    ),
+    Mutation(
+        "ring: survivors are signed who are connected through corrupt ones alone",
+        "coterie/secure/neighbours.py",
+        "following[i + corrupt + 1] - place <= reach",
+        "following[i + 1] - place <= reach",
+        "tests/secure/test_neighbours.py::test_survivors_stay_connected_without_any_of_them_that_may_be_corrupt",
+    ),
+    Mutation(
+        "ring: a client signs survivors to whom it is not connected",
+        _MASKING,
+        "        self.round.check_connected(signed)\n",
+        "",
+        f"{_MASKING_TEST}::test_a_client_signs_no_survivors_of_whom_a_corrupt_one_separates_it",
+    ),
+    Mutation(
+        "ring: as many shares as corrupt clients have give a secret",
+        _MASKING,
+        "max(self.corrupt + 1, self.reach // 2)",
+        "max(self.corrupt, self.reach // 2)",
+        f"{_MASKING_TEST}::test_on_a_ring_a_client_has_eight_neighbours_and_shares_with_them_alone",
     ),
     Mutation(
         "masked client: any layers of noise are accepted",

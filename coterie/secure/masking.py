@@ -3,9 +3,9 @@
 K. Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS 2017), Figure 4, with the
 long-term keys of a roster in place of its round AdvertiseKeys. Vectors hold their noise before they are masked.
 
-     1  opening    i draws a seed b_i and a seed of a key pair (s_i, S_i); signs S_i; for every j of the cohort U0 it
-                   seals a share of b_i and one of s_i's seed, which any t shares give back
-     2  vector     y_i = x_i + PRG(b_i) + sum over j in U1 of +-PRG(s_i s_j)   mod 2^32, where U1 opened
+     1  opening    i draws a seed b_i and a seed of a key pair (s_i, S_i); signs S_i; for every neighbour j in U0, the
+                   cohort (coterie/secure/neighbours.py), it seals a share of b_i and one of s_i's seed
+     2  vector     y_i = x_i + PRG(b_i) + sum over neighbours j in U1 of +-PRG(s_i s_j)   mod 2^32, where U1 opened
      3  survivors  i signs U2, those whose vectors arrived, once
      4  unmasking  having seen t signatures of U2, i gives its shares of b_j for j in U2, of s_j for j in U1 - U2, and
                    reveals the layers of its noise that |U2| survivors do not keep (coterie/secure/noise_layers.py)
@@ -24,6 +24,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -32,6 +33,7 @@ from coterie.secure import shamir
 from coterie.secure.errors import SecureError
 from coterie.secure.integers import Integers, to_modulus
 from coterie.secure.keys import KEY_BYTES, Vector, agree, derive, expand, private_key, seal, unseal
+from coterie.secure.neighbours import connected, reach, ring
 from coterie.secure.noise_layers import NO_SURPLUS, NoiseLayers, Surplus
 
 #: Largest number of entries of a vector.
@@ -77,16 +79,33 @@ class MaskedRound:
         if not 0 <= c < t <= n or 2 * t <= n + c:
             raise SecureError(f"threshold {t} for {n} clients of which {c} may be corrupt: it needs 2t > n + c, t <= n")
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """A hash of all of it, which every derived key and signature contains."""
         numbers = (self.number, self.attempt, self.threshold, self.corrupt, self.size, *self.cohort)
         parts = (self.run, self.plan, *(str(number).encode() for number in numbers))
         return hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
 
-    def person(self, client: int) -> int:
-        """Return the number of a client among the shares, from 1."""
-        return self.cohort.index(client) + 1
+    @cached_property
+    def reach(self) -> int:
+        """How many places on the ring two clients with a mask are apart at most."""
+        return reach(len(self.cohort), self.corrupt)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {client: place for place, client in enumerate(ring(self.digest, self.cohort))}
+
+    def holders(self, client: int) -> tuple[int, ...]:
+        """Return who holds shares of a client's secrets, increasing: its neighbours and the client itself."""
+        clients = list(self._places)
+        steps = range(self._places[client] - self.reach, self._places[client] + self.reach + 1)
+        return tuple(sorted({clients[step % len(clients)] for step in steps}))
+
+    @property
+    def needed_shares(self) -> int:
+        """Shares that give a secret back, more than c: t of all, or of neighbours fewer, of whom any may drop out."""
+        complete = self.reach >= len(self.cohort) // 2
+        return self.threshold if complete else max(self.corrupt + 1, self.reach // 2)
 
     def check_survivors(self, clients: Iterable[int], among: Iterable[int]) -> tuple[int, ...]:
         """Return a list of clients as an increasing tuple; SecureError if it is not at least t of `among`."""
@@ -97,6 +116,12 @@ class MaskedRound:
             )
         return listed
 
+    def check_connected(self, survivors: Iterable[int]) -> None:
+        """Check that survivors are connected by masks, whoever of them works with the server; SecureError if not."""
+        places = [self._places[client] for client in survivors]
+        if not connected(places, len(self.cohort), self.reach, self.corrupt):
+            raise SecureError("the survivors are too far apart for their masks")
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -106,7 +131,7 @@ class Opening:
         public: S_i.
         commitment: hash of b_i, by which the server recognises wrong shares.
         signature: of both, in this round.
-        boxes: sealed shares, by receiver; none for the client itself.
+        boxes: sealed shares, by neighbour.
     """
 
     public: bytes
@@ -171,9 +196,10 @@ class _Secrets:
     noise: bytes = field(default=b"", repr=False)
     #: Of its layers, from each of them on.
     digests: list[bytes] = field(default_factory=list, repr=False)
-    #: Shares of b_j and of s_j's seed, by client j of U1.
+    #: Shares of b_j and of s_j's seed, by neighbour j in U1.
     held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
-    #: Hash of the openings of U1.
+    #: U1, and a hash of its openings.
+    among: tuple[int, ...] = ()
     opened: bytes = b""
     #: U2, once it is signed.
     signed: tuple[int, ...] = ()
@@ -184,7 +210,8 @@ class _Secrets:
         digests = [digest.hex() for digest in self.digests]
         kept = {"step": self.step, **seeds, "digests": digests, "held": held}
         whose = {"round": round.digest.hex(), "client": client}
-        return json.dumps({**whose, **kept, "opened": self.opened.hex(), "signed": self.signed}).encode()
+        lists = {"among": self.among, "opened": self.opened.hex(), "signed": self.signed}
+        return json.dumps({**whose, **kept, **lists}).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes, round: MaskedRound, client: int) -> _Secrets:
@@ -194,8 +221,9 @@ class _Secrets:
                 raise SecureError("the state of this client is that of another round")
             held = {int(other): (bytes.fromhex(b), bytes.fromhex(s)) for other, (b, s) in kept["held"].items()}
             seed, key_seed, noise = (bytes.fromhex(kept[name]) for name in ("seed", "key_seed", "noise"))
-            step, signed, digests = int(kept["step"]), tuple(kept["signed"]), [*map(bytes.fromhex, kept["digests"])]
-            return cls(step, seed, key_seed, noise, digests, held, bytes.fromhex(kept["opened"]), signed)
+            step, opened = int(kept["step"]), bytes.fromhex(kept["opened"])
+            among, signed, digests = tuple(kept["among"]), tuple(kept["signed"]), [*map(bytes.fromhex, kept["digests"])]
+            return cls(step, seed, key_seed, noise, digests, held, among, opened, signed)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, SecureError):
                 raise
@@ -255,8 +283,9 @@ class MaskingClient:
         """Step 1."""
         self._next(1)
         round, kept = self.round, self._kept
-        shares = [shamir.split(secret, round.threshold, len(round.cohort)) for secret in (kept.seed, kept.key_seed)]
-        pairs = dict(zip(round.cohort, zip(*shares, strict=True), strict=True))
+        holders = round.holders(self.client)
+        shares = [shamir.split(secret, round.needed_shares, len(holders)) for secret in (kept.seed, kept.key_seed)]
+        pairs = dict(zip(holders, zip(*shares, strict=True), strict=True))
         kept.held[self.client] = pairs.pop(self.client)
         public, commitment = self._announced
         boxes = {
@@ -288,7 +317,7 @@ class MaskingClient:
         """
         self._next(2)
         round, kept = self.round, self._kept
-        opened = round.check_survivors(sorted(openings), round.cohort)
+        opened, holders = round.check_survivors(sorted(openings), round.cohort), round.holders(self.client)
         mine = openings.get(self.client)
         if mine is None or (mine.public, mine.commitment) != self._announced:
             raise SecureError("the opening of this client is missing, or another one")
@@ -296,14 +325,14 @@ class MaskingClient:
             one = openings[client]
             if not self.verify(client, _said(round, client, one.public, one.commitment), one.signature):
                 raise SecureError(f"the opening of client {client} is not signed by its key")
-            if client != self.client:
+            if client != self.client and client in holders:
                 box_key = self._box_key(client, sender=client, receiver=self.client)
                 content = unseal(box_key, one.boxes.get(self.client, b""), round.digest)
                 if len(content) != 2 * shamir.SHARE_BYTES:
                     raise SecureError(f"the box of client {client} does not hold two shares")
                 kept.held[client] = content[: shamir.SHARE_BYTES], content[shamir.SHARE_BYTES :]
-        kept.opened = _opened(openings)
-        self._publics = {client: openings[client].public for client in opened}
+        kept.among, kept.opened = opened, _opened(openings)
+        self._publics = {client: openings[client].public for client in opened if client in holders}
 
     def noise(self, rng: np.random.Generator) -> Integers:
         """Return (size,) integers of noise in all layers, from a secret generator; their key is kept until step 4."""
@@ -335,12 +364,13 @@ class MaskingClient:
         """Step 3: return a signature of U2.
 
         Raises:
-            SecureError: U2 has fewer than t clients, others than U1, or lacks this one.
+            SecureError: U2 has fewer than t clients, others than U1, lacks this one, or is not connected.
         """
         self._next(3)
-        signed = self.round.check_survivors(survivors, self._kept.held)
+        signed = self.round.check_survivors(survivors, self._kept.among)
         if self.client not in signed:
             raise SecureError("the survivors lack this client")
+        self.round.check_connected(signed)
         self._kept.signed = signed
         return self.sign(_survivors_said(self.round, self._kept.opened, signed))
 
@@ -358,9 +388,11 @@ class MaskingClient:
             raise SecureError(f"{len(good)} of {self.round.threshold} required clients signed this list of survivors")
         surplus = self.round.layers.surplus(self._kept.noise, self._kept.digests, len(signed))
         self._kept = _Secrets(4, b"", b"")
-        dropped = held.keys() - set(signed)
+        stayed = held.keys() & set(signed)
         return Shares(
-            {client: held[client][0] for client in signed}, {client: held[client][1] for client in dropped}, surplus
+            {client: held[client][0] for client in stayed},
+            {client: held[client][1] for client in held.keys() - stayed},
+            surplus,
         )
 
 
@@ -379,12 +411,17 @@ def unmasked_sum(
         SecureError: there are too few shares, or those of a client are wrong.
     """
     survivors = round.check_survivors(sorted(vectors), openings)
-    givers = round.check_survivors(sorted(shares), survivors)[: round.threshold]
-    factors = shamir.weights([round.person(giver) for giver in givers])
+    givers, factors = round.check_survivors(sorted(shares), survivors), dict[tuple[int, ...], list[int]]()
 
     def secret(client: int, of: Callable[[Shares], Mapping[int, bytes]]) -> bytes:
-        given = {round.person(giver): of(shares[giver]).get(client, b"") for giver in givers}
-        return shamir.combine(given, factors)
+        numbered = {holder: number for number, holder in enumerate(round.holders(client), start=1)}
+        used = [giver for giver in givers if giver in numbered][: round.needed_shares]
+        if len(used) < round.needed_shares:
+            raise SecureError(f"{len(used)} neighbours of client {client} gave shares, of {round.needed_shares}")
+        given = {numbered[giver]: of(shares[giver]).get(client, b"") for giver in used}
+        if tuple(given) not in factors:  # the same for all clients of a small cohort
+            factors[tuple(given)] = shamir.weights(list(given))
+        return shamir.combine(given, factors[tuple(given)])
 
     total = np.zeros(round.size, np.uint32)
     for client in survivors:
@@ -397,7 +434,7 @@ def unmasked_sum(
         public = openings[client].public
         if key.public_key().public_bytes_raw() != public:
             raise SecureError(f"the shares of client {client}'s key are not those of its opening")
-        for survivor in survivors:
+        for survivor in set(survivors) & set(round.holders(client)):
             mask = _pair_mask(round, key, public, openings[survivor].public)
             # The survivor added the mask if its number is the smaller one.
             total = total - mask if survivor < client else total + mask

@@ -271,12 +271,12 @@ def read_opening(content: RecordDict, *, client_id: int, round: MaskedRound) -> 
     """Read a reply to step 1.
 
     Raises:
-        ReplyError: it is of another client or round, or it lacks a box for a client of the cohort.
+        ReplyError: it is of another client or round, or it lacks a box for a neighbour.
     """
     record = _record(content, client_id, round.number)
     boxes = _by_client("boxes", record)
-    if boxes.keys() != set(round.cohort) - {client_id}:
-        raise ReplyError("the boxes are not for the other clients of the cohort")
+    if boxes.keys() != set(round.holders(client_id)) - {client_id}:
+        raise ReplyError("the boxes are not for the neighbours of the client in the cohort")
     return Opening(_bytes("public", record), _bytes("commitment", record), _bytes("signature", record), boxes)
 
 

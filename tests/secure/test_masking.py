@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.secure import MaskedRound, MaskingClient, NoiseLayers, SecureError, Shares, unmasked_sum
+from coterie.secure import MaskedRound, MaskingClient, NoiseLayers, SecureError, Shares, masking, unmasked_sum
 from coterie.secure.keys import expand
 
 CLIENTS = range(20)
@@ -337,3 +337,94 @@ def test_streams_of_different_keys_differ_in_every_part():
     one, other = expand(bytes(32), 10_000), expand(b"\x01" + bytes(31), 10_000)
     assert (one == other).sum() <= 2
     assert len(np.unique(one)) > 9_990
+
+
+# ---- large cohorts: neighbours on a ring -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_a_ring(monkeypatch):
+    monkeypatch.setattr(masking, "reach", lambda clients, corrupt: 4)
+
+
+@pytest.mark.usefixtures("on_a_ring")
+@pytest.mark.parametrize("case", range(100))
+def test_sums_over_a_ring_are_exact_or_not_signed(case):
+    rng = np.random.default_rng(case)
+    round = round_of(CLIENTS, 14, 1, 5)
+    opened = sorted(rng.permutation(20)[: rng.integers(16, 21)].tolist())
+    survivors = sorted(rng.permutation(opened)[: rng.integers(14, len(opened) + 1)].tolist())
+    play = Play.of(round, opened, survivors)
+    if not accepted(round.check_connected, survivors):
+        with pytest.raises(SecureError, match="too far apart"):
+            play.shares()
+        return
+    shares = play.shares()
+    assert {len(given.seeds) + len(given.keys) for given in shares.values()} <= set(range(5, 10))
+    givers = rng.permutation(survivors)[: rng.integers(14, len(survivors) + 1)].tolist()
+    given = {giver: shares[giver] for giver in givers}
+    if all(len(set(givers) & set(round.holders(client))) >= round.needed_shares for client in opened):
+        np.testing.assert_array_equal(play.total(given), plain_sum(play.vectors))
+    else:
+        with pytest.raises(SecureError, match="neighbours of client"):
+            play.total(given)
+
+
+def accepted(check, argument):
+    """Whether a check raises no SecureError."""
+    try:
+        check(argument)
+    except SecureError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("on_a_ring")
+@pytest.mark.parametrize("case", range(20))
+def test_on_a_ring_two_of_twenty_may_always_drop_out(case):
+    round = replace(round_of(CLIENTS, 16, 1, 5), number=case)
+    play = Play.of(round, survivors=sorted(np.random.default_rng(case).permutation(20)[:18].tolist()))
+    np.testing.assert_array_equal(play.total(play.shares()), plain_sum(play.vectors))
+
+
+@pytest.mark.usefixtures("on_a_ring")
+def test_on_a_ring_a_client_has_eight_neighbours_and_shares_with_them_alone():
+    round = round_of(CLIENTS, 14, 1)
+    play = Play.of(round)
+    for client, opening in play.openings.items():
+        neighbours = set(round.holders(client)) - {client}
+        assert (len(neighbours), set(opening.boxes)) == (8, neighbours)
+        assert all(client in round.holders(other) for other in neighbours)
+    assert round.needed_shares == 2 > round.corrupt
+    assert round_of(CLIENTS, 14, 5).needed_shares == 6
+
+
+@pytest.mark.usefixtures("on_a_ring")
+def test_a_client_signs_no_survivors_of_whom_a_corrupt_one_separates_it():
+    """Its neighbours but one are named as gone: with the one, the server would know all of its masks."""
+    round = round_of(CLIENTS, 11, 1)
+    play = Play.of(round)
+    victim = 7
+    near = sorted(set(round.holders(victim)) - {victim})
+    for left in (near[:1], []):
+        survivors = sorted((set(CLIENTS) - set(near)) | set(left))
+        with pytest.raises(SecureError, match="too far apart"):
+            replace_step(play, victim).sign_survivors(survivors)
+    assert replace_step(play, victim).sign_survivors(sorted(set(CLIENTS) - set(near[:2])))
+
+
+def replace_step(play, client):
+    """A copy of a client after step 2."""
+    again = client_of(play.round, client)
+    again.restore(play.clients[client].to_bytes())
+    return again
+
+
+@pytest.mark.usefixtures("on_a_ring")
+def test_a_survivor_whose_neighbours_gave_no_shares_is_named():
+    play = Play.of(round_of(CLIENTS, 11, 1))
+    shares = play.shares()
+    for holder in list(play.round.holders(7))[:8]:
+        del shares[holder]
+    with pytest.raises(SecureError, match="neighbours of client"):
+        play.total(shares)
