@@ -2,29 +2,16 @@ import fcntl
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
 
-#: Tests of two groups run at the same time, with stacks of their own; these groups take longest, and begin.
-FIRST = ("faults", "test_deployment_faults")
+#: Files run at the same time, each with a stack of its own; these take longest, and begin.
+FIRST = ("test_deployment_recovery", "test_deployment_faults")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests of a file share a stack, so that one process runs them, but for those of a group of their own."""
-    here = [item for item in items if item.path.parent == Path(__file__).parent]
-    for item in here:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    places = {id(item): place for place, item in enumerate(items)}
-    items.sort(key=lambda item: (_group(item) not in FIRST, places[id(item)]))
-
-
-def _group(item):
-    mark = item.get_closest_marker("xdist_group")
-    return mark.args[0] if mark else None
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,24 @@ CANARY = hashlib.sha256(os.environ.get("PYTEST_XDIST_TESTRUNUID", secrets.token_
 ROOT = Path(__file__).parents[2]
 # Of runs on the demo's data.
 OWN_DATA = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10}
+#: A run of three clients at record level, in which none may be missing.
+OF_RECORDS = {
+    **OWN_DATA,
+    "strategy": "fedavg",
+    "clusters": 1,
+    "clients": 3,
+    "privacy-unit": "record",
+    "samples-per-client": 480,
+    "batch-size": 48,
+    "local-epochs": 1,
+    "epsilon": 8.0,
+    "sampling-rate": 1.0,
+    "evaluate": "off",
+    "registration-timeout": 240.0,
+    "min-clients": 3,
+    "min-replies": 1.0,
+    "round-timeout": 45.0,
+}
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
 USER = "10001:10001" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
