@@ -309,7 +309,7 @@ MUTATIONS = [
         "masked: an impossible sum of scores is released",
         "coterie/rounds/masked_evaluation.py",
         "scores.check_sum(masked.total, masked.survivors, masked.unremoved)",
-        "scores.check_survivors(masked.survivors)",
+        "assert masked.survivors >= scores.threshold",
         "tests/server/test_masked_runs.py::test_scores_that_are_impossible_spoil_one_evaluation_and_are_noticed",
     ),
     Mutation(
@@ -407,7 +407,7 @@ MUTATIONS = [
     ),
     Mutation(
         "secure: a round is released by fewer than the least survivors",
-        _SECURE,
+        f"{_PRIVACY}/integer_sums.py",
         "if survivors < least:",
         "if survivors < least - 1:",
         "tests/privacy/test_secure_plan.py::test_too_few_survivors_release_nothing_and_use_the_permit",

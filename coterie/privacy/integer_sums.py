@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -10,11 +11,36 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.contributions import Summed, short_updates
-from coterie.privacy.releases import IntArray
+from coterie.privacy.releases import IntArray, NothingReleasedError
+from coterie.secure.integers import STEPS
 
 if TYPE_CHECKING:
     from coterie.privacy.mechanisms.secure import Secure
     from coterie.secure.integers import Integers
+
+# Deviations of a noisy sum that honest clients do not exceed in a run.
+DEVIATIONS = 10.0
+
+
+def check_survivors(survivors: int, least: int) -> None:
+    """Check that enough clients are left.
+
+    Raises:
+        NothingReleasedError: they are not.
+    """
+    if survivors < least:
+        raise NothingReleasedError(f"{survivors} clients are left of the {least} that mechanism secure requires")
+
+
+def has_possible_norm(total: Integers, survivors: int, noise: float) -> bool:
+    """Return whether the vectors of so many clients, in the grid of norm D, may have this sum.
+
+    Args:
+        total: (n,).
+        survivors: number of clients.
+        noise: deviation of the noise of an entry, in units of D.
+    """
+    return float(np.linalg.norm(total / STEPS)) <= survivors + noise * (math.sqrt(len(total)) + DEVIATIONS)
 
 
 class IntegerSums(Summed):

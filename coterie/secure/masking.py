@@ -103,7 +103,7 @@ class MaskedRound:
 
     @property
     def needed_shares(self) -> int:
-        """Shares that give a secret back, more than c: t of all, or of neighbours fewer, of whom any may drop out."""
+        """Number of shares that give a secret back, more than c: t in a complete cohort, fewer on a ring."""
         complete = self.reach >= len(self.cohort) // 2
         return self.threshold if complete else max(self.corrupt + 1, self.reach // 2)
 

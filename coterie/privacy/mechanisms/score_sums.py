@@ -7,7 +7,6 @@ discrete Gaussian noise in layers, as in training, by which the honest ones that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from coterie.privacy.accountants import Event
+from coterie.privacy.integer_sums import check_survivors, has_possible_norm
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.releases import NothingReleasedError
 from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
@@ -23,8 +23,6 @@ from coterie.secure.noise_layers import NoiseLayers
 
 #: What a masked round releases: the sum of updates, or one of the sums of a private evaluation.
 TRAINING, ACCURACY, HISTOGRAM = "training", "accuracy", "histogram"
-# Deviations of a noisy sum that honest clients do not exceed in a run.
-_DEVIATIONS = 10.0
 
 
 @dataclass(frozen=True)
@@ -76,20 +74,9 @@ class ScoreSum:
         Raises:
             NothingReleasedError: they are too few.
         """
-        self.check_survivors(len(values))
+        check_survivors(len(values), self.threshold)
         total = np.sum([self.encode(value) for value in values], axis=0)
         return np.asarray(total + discrete_gaussian(rng, self.noise_of_all(len(values)) * STEPS, self.size))
-
-    def check_survivors(self, survivors: int) -> None:
-        """Check that enough clients are left.
-
-        Raises:
-            NothingReleasedError: they are not.
-        """
-        if survivors < self.threshold:
-            raise NothingReleasedError(
-                f"{survivors} clients are left of the {self.threshold} that mechanism secure requires"
-            )
 
     def check_sum(self, total: Integers, survivors: int, unremoved: int = 0) -> None:
         """Check that the vectors of so many clients may have this sum.
@@ -97,9 +84,8 @@ class ScoreSum:
         Raises:
             NothingReleasedError: their number is too small, or the norm exceeds that of all clients together.
         """
-        self.check_survivors(survivors)
-        noise = self.noise_of_all(survivors, unremoved) * (math.sqrt(self.size) + _DEVIATIONS)
-        if not float(np.linalg.norm(total / STEPS)) <= survivors + noise:
+        check_survivors(survivors, self.threshold)
+        if not has_possible_norm(total, survivors, self.noise_of_all(survivors, unremoved)):
             raise NothingReleasedError(
                 "the sum of the clients' scores is impossible: its norm exceeds that of all clients together"
             )

@@ -40,7 +40,7 @@ from coterie.fields import AT_LEAST_0, Bounds
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.contributions import Contributions
-from coterie.privacy.integer_sums import IntegerSums
+from coterie.privacy.integer_sums import DEVIATIONS, IntegerSums, check_survivors, has_possible_norm
 from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
@@ -55,8 +55,6 @@ from coterie.secure.noise_layers import MIN_STEPS, NoiseLayers
 MAX_PARAMETERS = 2_000_000
 # A sum of vectors and its noise stay within the signed integers of 32 bits, in units of D.
 _LARGEST_SUM = 2**31 / STEPS
-# Deviations of a noisy number that honest clients do not exceed in a run.
-_DEVIATIONS = 10.0
 _IMPOSSIBLE = "the sum of the clients' vectors is impossible"
 
 
@@ -112,7 +110,7 @@ class Secure(InTurn):  # large: what rounds and evaluations need
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_STEPS:g} steps of the grid a client"
             )
-        if clients + _DEVIATIONS * math.sqrt(clients) * layers.deviation() / STEPS >= _LARGEST_SUM:
+        if clients + DEVIATIONS * math.sqrt(clients) * layers.deviation() / STEPS >= _LARGEST_SUM:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity and the sum over {clients} clients exceed integers of "
                 "32 bits; use fewer clients a round, or a larger epsilon"
@@ -232,19 +230,14 @@ class Secure(InTurn):  # large: what rounds and evaluations need
     def check_release(self, number: int, contributions: Contributions) -> None:
         """Check that enough clients are left, and that their vectors may have this sum; see :class:`Plan`."""
         sums = _integers(contributions)
-        self._check_survivors(sums.survivors, self.threshold(number))
+        check_survivors(sums.survivors, self.threshold(number))
         vector, noise = sums.vector(), self.layers.deviation_of_sum(sums.survivors, sums.unremoved) / STEPS
-        if not float(np.linalg.norm(vector / STEPS)) <= sums.survivors + noise * (math.sqrt(len(vector)) + _DEVIATIONS):
+        if not has_possible_norm(vector, sums.survivors, noise):
             raise NothingReleasedError(f"{_IMPOSSIBLE}: its norm exceeds that of all clients together")
         if count := self.of_round(number).factors[1]:
             total, deviation = float(sums.counts.sum()) / count, noise * STEPS / count
-            if abs(total - sums.survivors) > _DEVIATIONS * deviation * math.sqrt(self.num_clusters):
+            if abs(total - sums.survivors) > DEVIATIONS * deviation * math.sqrt(self.num_clusters):
                 raise NothingReleasedError(f"{_IMPOSSIBLE}: its counts do not add up to {sums.survivors} clients")
-
-    @staticmethod
-    def _check_survivors(survivors: int, least: int) -> None:
-        if survivors < least:
-            raise NothingReleasedError(f"{survivors} clients are left of the {least} that mechanism secure requires")
 
     def cohort_of(self, contributions: Contributions) -> float:
         """Return the number of survivors, which is public."""
