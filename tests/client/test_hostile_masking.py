@@ -93,18 +93,23 @@ def stages(pki, tmp_path_factory):
     return stage
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """Trainings of clients."""
+def calls_of(monkeypatch, name):
+    """Cohorts for which a function of masked rounds is called."""
     calls = []
 
     def counted(cohort):
         calls.append(cohort)
         return original(cohort)
 
-    original = masked_rounds.train_without_dp
-    monkeypatch.setattr(masked_rounds, "train_without_dp", counted)
+    original = getattr(masked_rounds, name)
+    monkeypatch.setattr(masked_rounds, name, counted)
     return calls
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Trainings of clients."""
+    return calls_of(monkeypatch, "train_without_dp")
 
 
 def refused(stage, content, trained, step=None):
@@ -462,15 +467,7 @@ SCORES = {"evaluations": 2, "evaluation_noise": 0.25, "histograms": 1, "histogra
 @pytest.fixture
 def evaluated(monkeypatch):
     """Evaluations of clients."""
-    calls = []
-
-    def counted(cohort):
-        calls.append(cohort)
-        return original(cohort)
-
-    original = masked_rounds.reports
-    monkeypatch.setattr(masked_rounds, "reports", counted)
-    return calls
+    return calls_of(monkeypatch, "reports")
 
 
 @pytest.fixture(scope="module")
