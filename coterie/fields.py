@@ -273,6 +273,9 @@ MAX_CLUSTERS = 10_000
 #: Clusters among which clients redraw their labels, whose matrix of probabilities is part of a request.
 MAX_REDRAWN = 100
 
+#: Held-out records of a test set that an evaluation of a sample reads.
+MAX_SAMPLED_TESTS = 2_000
+
 COUNT, SIZE = Bounds(1, 1_000_000_000), Bounds(0, 1_000_000_000)
 AT_LEAST_0, AT_LEAST_1 = Bounds(0), Bounds(1)
 #: A rate that is not 0, a share that is not the whole, and a probability that is neither.

@@ -28,7 +28,7 @@ from coterie.datasets.settings import DataSettings
 from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
 from coterie.tasks import Task, TaskError
-from coterie.wire import ClientConfig, Request, RequestError, TrainRequest, read_request
+from coterie.wire import ClientConfig, EvaluateRequest, Request, RequestError, TrainRequest, read_request
 from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
@@ -317,6 +317,17 @@ class Cohort:  # large: what handlers read of a message, each computed once
         """(n, k) mean loss of every model on each client's training data."""
         local = self.local_training
         return losses(self.network, self.layers.whole, self.models, self.shards, local.device, local.loss)
+
+    @property
+    def samples_tests(self) -> bool:
+        """Whether the server asks for accuracies on a sample of large test sets."""
+        return isinstance(self.request, EvaluateRequest) and self.request.sampled
+
+    @property
+    def reports_losses(self) -> bool:
+        """Whether an evaluation reports training losses: all do but samples, where no client chooses by them."""
+        by_loss = self.request.assign != "nearest" and self.local_training.plugins.score_of_model is None
+        return not self.samples_tests or (len(self.models) > 1 and by_loss)
 
     def labels(self, chosen: Labels) -> Labels:
         """Return the clusters of the received models with these indices."""

@@ -35,6 +35,7 @@ from coterie.client.record_level import (
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, TestSet
+from coterie.fields import MAX_SAMPLED_TESTS
 from coterie.privacy import Plan, Summed, clip_rows
 from coterie.privacy.score_histograms import MAX_CLASSES, count_outputs
 from coterie.wire import EvaluateRequest, TrainRequest
@@ -68,8 +69,8 @@ _EVALUATION_NOT_COVERED = (
 )
 
 ReplyOrError: TypeAlias = RecordDict | ClientError
-#: Accuracy, training loss and number of test examples of a client.
-Score: TypeAlias = tuple[float, float, int]
+#: Accuracy, training loss (None: it is not asked for) and number of test examples of a client.
+Score: TypeAlias = tuple[float, float | None, int]
 
 
 def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) -> Sequence[ReplyOrError]:
@@ -235,9 +236,7 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
 
 def reports(cohort: Cohort) -> list[MetricRecord]:
     """Return what each client finds about its model: accuracy, loss, cluster, and counts of scores if requested."""
-    labels = cohort.choose()
-    if cohort.request.assign == "nearest":
-        labels = cohort.last_labels(otherwise=labels)
+    labels = _labels(cohort)
     score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
     rows = zip(cohort.clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
     own = _own_models(cohort, labels)
@@ -247,7 +246,7 @@ def reports(cohort: Cohort) -> list[MetricRecord]:
             {
                 "client-id": client.client_id,
                 "accuracy": accuracy,
-                "loss": loss,
+                **({} if loss is None else {"loss": loss}),
                 "cluster": int(label),
                 "group": shard.group,
                 "num-examples": size,
@@ -285,39 +284,52 @@ def _histograms(cohort: Cohort) -> list[ReplyOrError]:
     return charged(cohort, replies)
 
 
+def _labels(cohort: Cohort) -> Labels:
+    """Return the (n,) index of each client's model."""
+    if cohort.request.assign != "nearest":
+        return cohort.choose()
+    last = cohort.last_labels(otherwise=np.full(len(cohort.clients), -1))
+    return last if (last >= 0).all() else np.where(last >= 0, last, cohort.choose())
+
+
 @dataclass
 class _LatestModels:
     """Accuracies of the models that this process evaluated last, by test set; messages to many clients repeat them."""
 
     key: tuple[object, ...] = ()
-    scores: dict[TestSet, npt.NDArray[np.float64]] = field(default_factory=dict)
+    scores: dict[TestSet, dict[int, float]] = field(default_factory=dict)
 
 
 _LATEST = _LatestModels()
 
 
-def _test_accuracies(cohort: Cohort, test: TestSet) -> npt.NDArray[np.float64]:
-    """Return the (k,) accuracies of the received models on a test set."""
-    device = cohort.local_training.device
+def _test_accuracies(cohort: Cohort, test: TestSet, used: set[int]) -> dict[int, float]:
+    """Return the accuracies of these received models on a test set, by index; others may be there."""
+    device, sampled = cohort.local_training.device, cohort.samples_tests
     digest = hashlib.sha256(np.ascontiguousarray(cohort.models).data).digest()
-    key = (digest, cohort.model_spec, cohort.request.additive, cohort.layers.whole, device)
+    key = (digest, cohort.model_spec, cohort.request.additive, cohort.layers.whole, device, sampled)
     if key != _LATEST.key:
         _LATEST.key, _LATEST.scores = key, {}
-    if test not in _LATEST.scores:
-        network, layout = cohort.network, cohort.layers.whole
-        _LATEST.scores[test] = accuracies(network, layout, cohort.models, test.x, test.y, device, cohort.task)
-    return _LATEST.scores[test]
+    scores = _LATEST.scores.setdefault(test, {})
+    if new := sorted(used - scores.keys()):
+        examples = _read(cohort, test)
+        found = accuracies(cohort.network, cohort.layers.whole, cohort.models[new], *examples, device, cohort.task)
+        scores.update(zip(new, found.tolist(), strict=True))
+    return scores
 
 
 def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
-    """Evaluate every model once per test set: the clients of a group share one."""
-    tests = {id(shard.test): shard.test for shard in cohort.shards}
-    hits = {key: _test_accuracies(cohort, test) for key, test in tests.items()}
-    training_losses = cohort.losses[np.arange(len(labels)), labels]
-    return [
-        (float(hits[id(shard.test)][label]), float(loss), len(shard.test.y))
-        for shard, label, loss in zip(cohort.shards, labels, training_losses, strict=True)
-    ]
+    """Evaluate every model once per test set whose clients use it: the clients of a group share one."""
+    used: dict[TestSet, set[int]] = {}
+    for shard, label in zip(cohort.shards, labels.tolist(), strict=True):
+        used.setdefault(shard.test, set()).add(label)
+    hits = {test: _test_accuracies(cohort, test, models) for test, models in used.items()}
+    rows = list(zip(cohort.shards, labels.tolist(), strict=True))
+    found: list[float | None] = [None] * len(rows)
+    if cohort.reports_losses:
+        found = cohort.losses[np.arange(len(rows)), labels].tolist()
+    sizes = {test: len(_read(cohort, test)[1]) for test in used}
+    return [(hits[s.test][label], loss, sizes[s.test]) for (s, label), loss in zip(rows, found, strict=True)]
 
 
 def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
@@ -328,8 +340,10 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
         x, y = _part(shard.test, client.client_id)
         accuracy = accuracies(network, layout, vector[None], x, y, device, cohort.task)[0]
-        loss = losses(network, layout, vector[None], [shard], device, cohort.local_training.loss)
-        scores.append((float(accuracy), float(loss[0, 0]), len(y)))
+        loss = None
+        if cohort.reports_losses:
+            loss = float(losses(network, layout, vector[None], [shard], device, cohort.local_training.loss)[0, 0])
+        scores.append((float(accuracy), loss, len(y)))
     return scores
 
 
@@ -392,10 +406,20 @@ def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list
     return reports
 
 
+def _read(cohort: Cohort, test: TestSet) -> tuple[Any, Any]:
+    """Return the examples of a test set that several clients share, or a sample of them if the server asks for one."""
+    return _every_nth(test, MAX_SAMPLED_TESTS if cohort.samples_tests else len(test.y))
+
+
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
     """Return every n-th example of a large test set, starting at a place that depends on the client."""
-    stride = -(-len(test.y) // _MAX_OWN_TESTS)
-    return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
+    return _every_nth(test, _MAX_OWN_TESTS, client_id)
+
+
+def _every_nth(test: TestSet, most: int, begin: int = 0) -> tuple[Any, Any]:
+    """Return every n-th example of a test set, at most so many, from a place that depends on ``begin``."""
+    stride = max(1, -(-len(test.y) // max(most, 1)))
+    return test.x[begin % stride :: stride], test.y[begin % stride :: stride]
 
 
 Handler = Callable[[Cohort], Sequence[ReplyOrError]]

@@ -82,7 +82,11 @@ class EvaluationSettings(Settings):
         "diagnostic in a simulation and without privacy, else private at client level and off at record level",
         choices=("diagnostic", "private", "off"),
     )
-    evaluate_every: int = setting(5, "rounds between two evaluations", at_least=1)
+    evaluate_every: int = setting(
+        5,
+        "rounds between two evaluations; diagnostics before the last one read at most 2,000 records of a test set",
+        at_least=1,
+    )
     evaluate_clients: int | None = setting(
         None,
         "clients that evaluate the models, drawn once at random; 0: all; auto: at most 200 for diagnostics in a "

@@ -168,7 +168,8 @@ def open_evaluation(
 ) -> EvaluationExchange | MaskedEvaluation:
     """An evaluation of models by the registered clients, or by those that evaluate.
 
-    Exact diagnostics of models that clients fit to their own records, which take long, are of the last round only.
+    What takes long is of the last round only: exact diagnostics of all held-out records, of training losses that choose
+    nothing, and of models that clients fit to their own records.
     """
     run, options = method.run, method.options
     run.state = replace(run.state, config=dict(config))
@@ -185,6 +186,7 @@ def open_evaluation(
             personalize=options.personalize if last or private else None,
             private=private,
             histogram=private and last and run.plan.histograms > 0,
+            sampled=not (last or private),
         )
     assigned = method.assignments(number)
     if run.plan.clients_keep_ledgers and options.evaluate == "private":

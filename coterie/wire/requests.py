@@ -270,6 +270,8 @@ class EvaluateRequest(Request):
         private: whether the server releases a noisy mean of the accuracies, and nothing else of the replies; it is then
             that of the clients' own models.
         histogram: whether the server also releases a noisy histogram of the scores of held-out records by label.
+        sampled: whether the client reads a sample of a large test set, and reports a training loss only if it chose its
+            model by it.
     """
 
     message_type: ClassVar[str] = EVALUATE
@@ -277,6 +279,7 @@ class EvaluateRequest(Request):
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None
     private: bool = False
     histogram: bool = False
+    sampled: bool = False
 
     @property
     def release_spec(self) -> ReleaseSpec | None:

@@ -5,10 +5,10 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client import handlers
-from coterie.client.cohort import federation
+from coterie.client.cohort import Cohort, federation
 from coterie.client.handlers import handle
 from coterie.client.identity import Client
-from coterie.client.state import ClientError
+from coterie.client.state import ClientError, StateFile
 from coterie.models import initialise
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models, read_reply
@@ -78,16 +78,44 @@ def test_evaluation_is_on_held_out_data_of_the_own_group():
 
 def test_models_are_evaluated_once_per_test_set_until_they_change(monkeypatch):
     evaluated, real = [], handlers.accuracies
-    monkeypatch.setattr(handlers, "accuracies", lambda *given: evaluated.append(given[3]) or real(*given))
+    monkeypatch.setattr(handlers, "accuracies", lambda *given: evaluated.extend(given[2]) or real(*given))
     monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
     message, other = content()[0], content(k=2)[0]
     alone = [handle("evaluate", message, [Client(client)])[0]["diagnostics"] for client in range(8)]
-    assert len(evaluated) == 4  # groups
+    pairs = {(reply["group"], reply["cluster"]) for reply in alone}
+    assert len(evaluated) == len(pairs)
     together = handle("evaluate", message, [Client(client) for client in range(8)])
     assert [dict(reply["diagnostics"]) for reply in together] == [pytest.approx(dict(reply)) for reply in alone]
-    assert len(evaluated) == 4
+    assert len(evaluated) == len(pairs)
     handle("evaluate", other, [Client(0)])
-    assert len(evaluated) == 5
+    assert len(evaluated) == len(pairs) + 1
+
+
+@pytest.mark.parametrize("extra", [{}, {"assign": "nearest"}, {"sampled": True}, {"sampled": True, "k": 1}])
+def test_evaluation_reads_few_pairs_and_equals_one_of_all_pairs(monkeypatch, tmp_path, extra):
+    """The oracle evaluates every model on every test set, and picks the client's."""
+    monkeypatch.setattr(handlers, "MAX_SAMPLED_TESTS", 100)
+    monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
+    passes, real = [], handlers.accuracies
+    monkeypatch.setattr(handlers, "accuracies", lambda *given: passes.append(len(given[2])) or real(*given))
+    message, _ = content(**{"clients-dir": str(tmp_path), **extra})
+    if "assign" in extra:
+        for client in range(6):
+            StateFile(tmp_path, client).write({"label": np.array([client % 3])})
+    clients = [Client(i) for i in range(8)]
+    found = [dict(reply["diagnostics"]) for reply in handle("evaluate", message, clients)]
+    cohort = Cohort.of("evaluate", message, clients)
+    k, stride = len(cohort.models), 4 if "sampled" in extra else 1
+    labels = cohort.losses.argmin(axis=1)
+    if "assign" in extra:
+        labels[:6] = [0, 1, 2] * 2
+    pairs = len({(shard.group, label) for shard, label in zip(cohort.shards, labels.tolist(), strict=True)})
+    assert sum(passes) == pairs < 4 * k or k == 1
+    for i, (reply, shard) in enumerate(zip(found, cohort.shards, strict=True)):
+        x, y = shard.test.x[::stride], shard.test.y[::stride]
+        of_all = real(cohort.network, cohort.layers.whole, cohort.models, x, y, "cpu", cohort.task)
+        assert (reply["cluster"], reply["accuracy"], reply["num-examples"]) == (labels[i], of_all[labels[i]], len(y))
+        assert reply.get("loss") == (None if k == 1 else cohort.losses[i, labels[i]])
 
 
 def test_unseeded_clients_use_their_own_secret_randomness():
