@@ -1020,6 +1020,13 @@ MUTATIONS = [
         "tests/privacy/test_accounting.py::test_at_a_tiny_delta_the_smaller_bound_counts",
     ),
     Mutation(
+        "the number of many equal charges is rounded down",
+        f"{_PRIVACY}/accounting.py",
+        "    return -(-count // step) * step",
+        "    return count // step * step",
+        "tests/privacy/test_many_charges.py::test_the_cost_of_many_charges_is_that_of_at_most_a_sixtieth_more",
+    ),
+    Mutation(
         "a cost is remembered when further events are composed",
         f"{_PRIVACY}/accountants.py",
         "            self._costs = {}",

@@ -50,6 +50,8 @@ SLACK = 1 + 1e-9
 _DOUBTFUL = 16.0
 # Steps of interpolation after which the search for noise bisects.
 _INTERPOLATIONS = 5
+# Number of equal events up to which the cost of every further one is computed; later, of one in 64 to 128.
+_EVERY_COUNT = 256
 
 #: All accountants by name. The first two are sound: certificates may state their epsilon.
 ACCOUNTANTS: dict[str, type[Accountant]] = {
@@ -140,19 +142,37 @@ def composed_further(
     Events are composed one after the other, at little cost, unless this exceeds the budget, which a calibration of all
     events at once meets exactly: see :func:`composed`.
 
+    A composition of T events takes about √T. From 257 equal events on, the accountants have therefore composed
+    up to 1.6 % more of them, so that the next charges have the same cost; where that exceeds the budget, exactly all.
+
     Args:
-        before: accountants by name that have composed ``events``.
+        before: accountants by name that have composed ``events``, or more from 257 equal ones on.
         events: the events so far.
         event: the further one; if it has a slot, the cost of the client with the most events may stay the same.
         count: number of further events.
         budget: its accountant is one of ``before``.
     """
-    if event.slot is None:
+    most = events_of_a_client(Counter(events) + Counter({event: count}))
+    more = Counter({one: _rounded_up(times) for one, times in most.items()})
+    if event.slot is None and most.total() <= _EVERY_COUNT:
         after = {name: accountant.with_rounds(event, count) for name, accountant in before.items()}
-        if budget.allows(after[budget.accountant].epsilon(budget.delta)):
-            return after
-    total = Counter(events) + Counter({event: count})
-    return {name: composed(total, name) for name in before}
+    else:
+        after = {name: _composed_before(frozenset(more.items()), name) for name in before}
+    if budget.allows(after[budget.accountant].epsilon(budget.delta)):
+        return after
+    return {name: composed(most, name) for name in before}
+
+
+def _rounded_up(count: int) -> int:
+    """Return a count of at most 256 itself, and others rounded up to seven significant bits."""
+    step = 1 << max(0, (count - 1).bit_length() - 7) if count > _EVERY_COUNT else 1
+    return -(-count // step) * step
+
+
+@lru_cache(maxsize=16)
+def _composed_before(events: frozenset[tuple[Event, int]], accountant: str) -> Accountant:
+    """Same as :func:`composed`, kept for the charges that have the same cost."""
+    return composed(dict(events), accountant)
 
 
 def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, accountant: str = "pld") -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.files import FileError, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import composed, composed_further
+from coterie.privacy.accounting import composed, composed_further, epsilon
 from coterie.privacy.certificate import COMPOSED, ODDS, certificate, plan_in_force
 from coterie.privacy.ledger import (
     HELD_OUT,
@@ -143,6 +143,8 @@ def check(
             return [*problems, f"the charges cannot be composed: {error}"]
         so_far[event] += count_of(charge)
         spent = live[plan.accountant].epsilon(plan.delta)
+        if not _same(charge.get("epsilon", "nothing"), _finite(spent)):  # or it is of a version without rounded counts
+            spent = epsilon(so_far, plan.delta, plan.accountant)
         if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
             recorded = _format(charge.get("epsilon", "nothing"))
             problems.append(f"{name} records epsilon {recorded}, but the charges up to it amount to {_format(spent)}")
