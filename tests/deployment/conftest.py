@@ -7,7 +7,7 @@ import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
 
 #: Files run at the same time, each with a stack of its own; these take longest, and begin.
-FIRST = ("test_deployment_recovery", "test_deployment_faults")
+FIRST = ("test_deployment_recovery", "test_deployment_masked", "test_deployment_faults")
 
 
 def pytest_collection_modifyitems(items):

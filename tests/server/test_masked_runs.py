@@ -13,6 +13,7 @@ from coterie.client.state import ClientError
 from coterie.engine import in_process
 from coterie.privacy import read_ledger
 from coterie.privacy.mechanisms import score_sums, secure
+from coterie.rounds import score_estimates
 from coterie.secure import MaskingClient, masking, noise_layers
 from coterie.server import RunConfig, RunFolder
 from coterie.server.checkpoints import read_checkpoint
@@ -36,6 +37,12 @@ SETTINGS = {
 
 def zeros(rng, std, size):
     return np.zeros(size, np.int64)
+
+
+@pytest.fixture(autouse=True)
+def few_repetitions(monkeypatch):
+    """Errors of estimates take most of the time of an evaluation, and no test here reads them."""
+    monkeypatch.setattr(score_estimates, "_REPETITIONS", 2)
 
 
 @pytest.fixture
@@ -182,7 +189,7 @@ def test_scores_that_are_impossible_spoil_one_evaluation_and_are_noticed(tmp_pat
 def test_clients_may_drop_out_before_any_step(tmp_path, monkeypatch, caplog, step, lost, skipped):
     """Nine of twelve must stay; with fewer, the round is charged and skipped."""
     monkeypatch.setattr(in_process, "handle", dropping(step, lost))
-    models, outcome = models_of(tmp_path / "masked", masks=True)
+    models, outcome = models_of(tmp_path / "masked", masks=True, **{"registration-timeout": 1.0})
     assert outcome.skipped_rounds == skipped
     assert outcome.charges == 2
     if skipped:
