@@ -1020,6 +1020,13 @@ MUTATIONS = [
         "tests/privacy/test_accounting.py::test_at_a_tiny_delta_the_smaller_bound_counts",
     ),
     Mutation(
+        "the last evaluation and private ones read a sample",
+        "coterie/strategies/loop.py",
+        "sampled=not (last or private)",
+        "sampled=True",
+        "tests/server/test_sampled_evaluations.py::test_the_last_and_private_evaluations_read_all_records",
+    ),
+    Mutation(
         "the number of many equal charges is rounded down",
         f"{_PRIVACY}/accounting.py",
         "    return -(-count // step) * step",
