@@ -320,12 +320,12 @@ class Cohort:  # large: what handlers read of a message, each computed once
 
     @property
     def samples_tests(self) -> bool:
-        """Whether the server asks for accuracies on a sample of large test sets."""
+        """Whether the server requests accuracies on a sample of large test sets."""
         return isinstance(self.request, EvaluateRequest) and self.request.sampled
 
     @property
     def reports_losses(self) -> bool:
-        """Whether an evaluation reports training losses: all do but samples, where no client chooses by them."""
+        """Whether to report training losses: always, except on a sample if no client chooses its model by them."""
         by_loss = self.request.assign != "nearest" and self.local_training.plugins.score_of_model is None
         return not self.samples_tests or (len(self.models) > 1 and by_loss)
 

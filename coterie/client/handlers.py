@@ -69,7 +69,7 @@ _EVALUATION_NOT_COVERED = (
 )
 
 ReplyOrError: TypeAlias = RecordDict | ClientError
-#: Accuracy, training loss (None: it is not asked for) and number of test examples of a client.
+#: Accuracy, training loss (None if not requested) and number of test examples of a client.
 Score: TypeAlias = tuple[float, float | None, int]
 
 
@@ -312,7 +312,7 @@ def _test_accuracies(cohort: Cohort, test: TestSet, used: set[int]) -> dict[int,
         _LATEST.key, _LATEST.scores = key, {}
     scores = _LATEST.scores.setdefault(test, {})
     if new := sorted(used - scores.keys()):
-        examples = _read(cohort, test)
+        examples = _test_examples(cohort, test)
         found = accuracies(cohort.network, cohort.layers.whole, cohort.models[new], *examples, device, cohort.task)
         scores.update(zip(new, found.tolist(), strict=True))
     return scores
@@ -324,12 +324,14 @@ def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
     for shard, label in zip(cohort.shards, labels.tolist(), strict=True):
         used.setdefault(shard.test, set()).add(label)
     hits = {test: _test_accuracies(cohort, test, models) for test, models in used.items()}
-    rows = list(zip(cohort.shards, labels.tolist(), strict=True))
-    found: list[float | None] = [None] * len(rows)
+    sizes = {test: len(_test_examples(cohort, test)[1]) for test in used}
+    training_losses: list[float | None] = [None] * len(labels)
     if cohort.reports_losses:
-        found = cohort.losses[np.arange(len(rows)), labels].tolist()
-    sizes = {test: len(_read(cohort, test)[1]) for test in used}
-    return [(hits[s.test][label], loss, sizes[s.test]) for (s, label), loss in zip(rows, found, strict=True)]
+        training_losses = cohort.losses[np.arange(len(labels)), labels].tolist()
+    return [
+        (hits[shard.test][label], loss, sizes[shard.test])
+        for shard, label, loss in zip(cohort.shards, labels.tolist(), training_losses, strict=True)
+    ]
 
 
 def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
@@ -406,9 +408,9 @@ def _score_counts(cohort: Cohort, labels: Labels, own: OwnModels | None) -> list
     return reports
 
 
-def _read(cohort: Cohort, test: TestSet) -> tuple[Any, Any]:
-    """Return the examples of a test set that several clients share, or a sample of them if the server asks for one."""
-    return _every_nth(test, MAX_SAMPLED_TESTS if cohort.samples_tests else len(test.y))
+def _test_examples(cohort: Cohort, test: TestSet) -> tuple[Any, Any]:
+    """Return the examples and targets of a shared test set, or of a sample of it if the server requests one."""
+    return _every_nth(test, MAX_SAMPLED_TESTS) if cohort.samples_tests else (test.x, test.y)
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
@@ -417,8 +419,8 @@ def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
 
 
 def _every_nth(test: TestSet, most: int, begin: int = 0) -> tuple[Any, Any]:
-    """Return every n-th example of a test set, at most so many, from a place that depends on ``begin``."""
-    stride = max(1, -(-len(test.y) // max(most, 1)))
+    """Return every n-th example of a test set, at most ``most``; ``begin`` modulo n is the first."""
+    stride = max(1, -(-len(test.y) // most))
     return test.x[begin % stride :: stride], test.y[begin % stride :: stride]
 
 

@@ -50,7 +50,7 @@ SLACK = 1 + 1e-9
 _DOUBTFUL = 16.0
 # Steps of interpolation after which the search for noise bisects.
 _INTERPOLATIONS = 5
-# Number of equal events up to which the cost of every further one is computed; later, of one in 64 to 128.
+# Number of equal events up to which each further one is composed; above it, one composition serves about 1 % of them.
 _EVERY_COUNT = 256
 
 #: All accountants by name. The first two are sound: certificates may state their epsilon.
@@ -142,8 +142,8 @@ def composed_further(
     Events are composed one after the other, at little cost, unless this exceeds the budget, which a calibration of all
     events at once meets exactly: see :func:`composed`.
 
-    A composition of T events takes about √T. From 257 equal events on, the accountants have therefore composed
-    up to 1.6 % more of them, so that the next charges have the same cost; where that exceeds the budget, exactly all.
+    The time of one composition grows as √T. From 257 equal events on, the result therefore contains up to 1.6 % more of
+    them, which the next charges share. If this exceeds the budget, the result contains exactly all events.
 
     Args:
         before: accountants by name that have composed ``events``, or more from 257 equal ones on.
@@ -153,25 +153,27 @@ def composed_further(
         budget: its accountant is one of ``before``.
     """
     most = events_of_a_client(Counter(events) + Counter({event: count}))
-    more = Counter({one: _rounded_up(times) for one, times in most.items()})
-    if event.slot is None and most.total() <= _EVERY_COUNT:
+    if event.slot is None and max(most.values(), default=0) <= _EVERY_COUNT:
         after = {name: accountant.with_rounds(event, count) for name, accountant in before.items()}
     else:
-        after = {name: _composed_before(frozenset(more.items()), name) for name in before}
+        more = frozenset((one, _rounded_up(times)) for one, times in most.items())
+        after = {name: _composed_before(more, name) for name in before}
     if budget.allows(after[budget.accountant].epsilon(budget.delta)):
         return after
     return {name: composed(most, name) for name in before}
 
 
 def _rounded_up(count: int) -> int:
-    """Return a count of at most 256 itself, and others rounded up to seven significant bits."""
-    step = 1 << max(0, (count - 1).bit_length() - 7) if count > _EVERY_COUNT else 1
+    """Round a count above 256 up to seven significant bits."""
+    if count <= _EVERY_COUNT:
+        return count
+    step = 1 << ((count - 1).bit_length() - 7)
     return -(-count // step) * step
 
 
 @lru_cache(maxsize=16)
 def _composed_before(events: frozenset[tuple[Event, int]], accountant: str) -> Accountant:
-    """Same as :func:`composed`, kept for the charges that have the same cost."""
+    """Same as :func:`composed`, with a cache for charges of the same cost."""
     return composed(dict(events), accountant)
 
 

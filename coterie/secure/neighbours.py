@@ -1,4 +1,4 @@
-"""Who masks with whom: all pairs of clients in a small cohort, neighbours on a ring in a large one.
+"""Pairs of clients that share a mask: all pairs in a small cohort, neighbours on a ring in a large one.
 
 J. Bell et al.: Secure Single-Server Aggregation with (Poly)Logarithmic Overhead (CCS 2020), with a public ring in place
 of a random graph: every client checks the survivors that it signs, so that privacy does not rest on chance.
