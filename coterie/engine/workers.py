@@ -91,6 +91,10 @@ class Workers:
         # All processes start now: if one dies while another one is started, Python's pool waits for the latter forever.
         for _ in range(self._count):
             self._pool.submit(_do_nothing)
+        # A pool waits forever for the rest of a result whose writer has died, as long as any process could write it.
+        results: Any = self._pool._result_queue
+        results._writer.close()
+        self._processes = list(self._pool._processes.values())
 
     def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
         """Return the future result of ``call(content, *arguments)`` in a worker."""
@@ -109,6 +113,8 @@ class Workers:
             BrokenProcessPool: a worker died.
         """
         while not wait([future], _POLL).done:
+            if not all(process.is_alive() for process in self._processes):
+                self._open.close()  # the others exit
             for report in drain_progress(self._reports):
                 self._progress(report)
         return future.result()
