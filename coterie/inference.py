@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from coterie import models as networks
 from coterie.client.cohort import OWN
+from coterie.client.kept_states import KeptStates
 from coterie.client.layers import Additive
 from coterie.client.personal import personalised
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.client.state import ClientError, StateFile
+from coterie.client.state import ClientError
 from coterie.datasets import DataError, Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.files import FileError, open_regular
@@ -585,8 +586,8 @@ def _personal(
         )
     folder, number = site
     try:
-        state = StateFile(folder, number).read()
-    except ClientError as error:
+        state = KeptStates(folder).of(number).read()
+    except (ClientError, FileError) as error:
         raise InferenceError(str(error)) from None
     if OWN not in state:
         raise InferenceError(

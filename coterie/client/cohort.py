@@ -17,6 +17,7 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client.identity import Client
+from coterie.client.kept_states import KeptState
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
 from coterie.client.scores import losses, scores
@@ -281,14 +282,15 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return [Path(folder) if folder else None for folder in named]
 
     @cached_property
-    def state_files(self) -> list[StateFile]:
-        """The state file of each client."""
-        return [StateFile(folder, c.client_id) for folder, c in zip(self.folders, self.clients, strict=True)]
+    def kept(self) -> list[KeptState | StateFile]:
+        """Where the state of each client is kept."""
+        clients = zip(self.folders, self.clients, strict=True)
+        return [client.state or StateFile(folder, client.client_id) for folder, client in clients]
 
     @cached_property
     def states(self) -> list[dict[str, np.ndarray]]:
         """The state of each client; empty if the method needs none."""
-        return [file.read() for file in self.state_files] if self.is_stateful else [{} for _ in self.clients]
+        return [kept.read() for kept in self.kept] if self.is_stateful else [{} for _ in self.clients]
 
     @property
     def own(self) -> Vectors:

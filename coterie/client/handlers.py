@@ -194,8 +194,8 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
         labels, updates = _assign(models, labels, updates, np.inf if request.clip is None else request.clip)
         redrawn = _redraw(request, labels, len(models), rngs)
     if cohort.is_stateful:
-        for file, label, values in zip(cohort.state_files, labels, personal, strict=True):
-            file.write({LAST_LABEL: np.array([label]), OWN: values})
+        for kept, label, values in zip(cohort.kept, labels, personal, strict=True):
+            kept.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client.consent import NO_REQUEST, Consent
+from coterie.client.kept_states import KeptState
 from coterie.client.masking_keys import MaskingKeys
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
@@ -40,6 +41,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
         keys: for masked rounds; None: it takes part in none.
         min_cohort: least number of clients in a masked round.
         min_corrupt: least number of clients that may work with the server for which a masked round has noise.
+        state: of a simulated client whose engine keeps it; None: it is in a file of its own.
     """
 
     client_id: int
@@ -61,6 +63,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     keys: MaskingKeys | None = field(default=None, repr=False, compare=False)
     min_cohort: int = 0
     min_corrupt: int = 0
+    state: KeptState | None = field(default=None, repr=False, compare=False)
 
     @property
     def deployed(self) -> bool:

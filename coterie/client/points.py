@@ -118,10 +118,10 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
     replies: list[ReplyOrError] = []
-    for client, shard, file in zip(cohort.clients, cohort.shards, cohort.state_files, strict=True):
+    for client, shard, kept in zip(cohort.clients, cohort.shards, cohort.kept, strict=True):
         labels = labeller.label(shard.x)
         try:
-            file.write({LABELS: labels})
+            kept.write({LABELS: labels})
         except ClientError as error:
             replies.append(error)
             continue

@@ -5,9 +5,9 @@ train small units of clients; short runs train in this process. Models are evalu
 set.
 
 A client's reply must not depend on the data of another client. If a call with several clients fails, or if a worker
-process dies, each client is therefore repeated alone, from its earlier state; only clients that fail alone return an
-error. A record-level client charges its ledger before it draws noise, so a repeated client may be charged twice: its
-ledger then overstates the privacy loss.
+process dies, each client is therefore repeated alone, from its former state, since a call that fails leaves none; only
+clients that fail alone return an error. A record-level client charges its ledger before it draws noise, so a repeated
+client may be charged twice: its ledger then overstates the privacy loss.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 
 from coterie.client.cohort import torch_device
 from coterie.client.handlers import ReplyOrError, handle, train_and_sum
 from coterie.client.identity import Client
+from coterie.client.kept_states import KeptStates, write_states
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
-from coterie.client.state import ClientError, StateFile
+from coterie.client.state import ClientError
 from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Workers
 from coterie.logs import printable
@@ -50,14 +51,36 @@ _LARGE = 1 << 25
 _MODELS = 1 << 26
 _CLIENT_FAILED = 1
 
-# State of a client, as StateFile.read returns it; None if it cannot be read.
-_State: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
-# A call: its messages, the states of their clients before it, and its future result.
-_Pending: TypeAlias = tuple[Sequence[Message], list[_State], "Future[_Replies] | None"]
 #: Creates a container for the updates of a call.
 NewSums: TypeAlias = Callable[[], Summed]
-#: Replies of a call; None for those that are in its sums.
-_Replies: TypeAlias = tuple[Sequence[ReplyOrError | None], Summed | None]
+
+
+class _Replies(NamedTuple):
+    """What a call returns.
+
+    Attributes:
+        contents: of the replies; None for those that are in ``sums``.
+        sums: of the updates.
+        states: file of the states that the clients leave; None if they leave none.
+    """
+
+    contents: Sequence[ReplyOrError | None]
+    sums: Summed | None
+    states: Path | None
+
+
+class _Call(NamedTuple):
+    """A call of a handler.
+
+    Attributes:
+        messages: with the same content.
+        arguments: of :func:`_handle` after the content.
+        future: the replies of a worker; None if this process computes them.
+    """
+
+    messages: Sequence[Message]
+    arguments: tuple[str, list[Client], NewSums | None, Path | None]
+    future: Future[_Replies] | None
 
 
 class LocalGrid(SingleProcessGrid):
@@ -73,6 +96,7 @@ class LocalGrid(SingleProcessGrid):
         super().__init__(clients)
         self._workers = Workers(workers, progress) if workers else None
         self._count = workers
+        self._states: KeptStates | None = None
         if not workers:
             set_progress_sink(progress)
 
@@ -81,39 +105,35 @@ class LocalGrid(SingleProcessGrid):
         return (reply for reply in self._run(requests) if isinstance(reply, Message))
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
-        chunks, pending = self._chunks(requests), deque[_Pending]()
+        chunks, pending = self._chunks(requests), deque[_Call]()
         ahead = self._ahead(requests)
-        repeated: list[tuple[Message, _State]] = []
+        repeated: list[Message] = []
         while True:
-            for chunk in itertools.islice(chunks, ahead - len(pending)):
-                pending.append((chunk, self._states(chunk), self._submit(chunk, new_sums)))
+            pending += (self._begin(chunk, new_sums) for chunk in itertools.islice(chunks, ahead - len(pending)))
             if not pending:
                 break
-            chunk, states, future = pending.popleft()
+            call = pending.popleft()
             try:
-                contents, sums = self._finish(chunk, future, new_sums)
+                contents, sums = self._finish(call)
             except Exception as error:
-                if len(chunk) > 1 or isinstance(error, BrokenProcessPool):  # it is unknown which client failed
-                    repeated += zip(chunk, states, strict=True)
+                if len(call.messages) > 1 or isinstance(error, BrokenProcessPool):  # it is unknown which client failed
+                    repeated += call.messages
                 else:
-                    yield _reply(chunk[0], error)
+                    yield _reply(call.messages[0], error)
                 continue
-            answers = list(zip(chunk, contents, strict=True))
+            answers = list(zip(call.messages, contents, strict=True))
             if sums is not None:
                 yield PartialSums(sums, [message for message, content in answers if content is None])
             yield from (_reply(message, content) for message, content in answers if content is not None)
-        for message, before in repeated:
-            yield _reply(message, self._alone(message, before))
+        for message in repeated:
+            yield _reply(message, self._alone(message))
         if self._workers:
             self._workers.forget()
 
-    def _alone(self, message: Message, states: _State) -> ReplyOrError | Exception:
-        """Return the reply of one client, computed alone from its state before the first attempt."""
+    def _alone(self, message: Message) -> ReplyOrError | Exception:
+        """Return the reply of one client, computed alone."""
         try:
-            (file,), (now,) = self._state_files([message]), self._states([message])
-            if states is not None and (states or now):
-                file.write(states)
-            (reply,), _ = self._finish([message], self._submit([message], None), None)
+            (reply,), _ = self._finish(self._begin([message], None))
         except Exception as error:
             return error
         assert reply is not None
@@ -138,33 +158,42 @@ class LocalGrid(SingleProcessGrid):
     def _in_worker(self, message: Message) -> bool:
         return self._workers is not None and message.metadata.message_type != EVALUATE
 
-    def _submit(self, chunk: Sequence[Message], new_sums: NewSums | None) -> Future[_Replies] | None:
-        """Return the future replies of a worker; None if this process computes them."""
-        if self._workers is None or not self._in_worker(chunk[0]):
-            return None
-        message_type, clients = chunk[0].metadata.message_type, self._clients(chunk)
-        return self._workers.submit(_handle, chunk[0].content, message_type, clients, new_sums)
+    def _begin(self, messages: Sequence[Message], new_sums: NewSums | None) -> _Call:
+        """Begin a call in a worker, or prepare one in this process."""
+        content, message_type = messages[0].content, messages[0].metadata.message_type
+        states = self._states_for(messages[0])
+        clients = [self._client(message.metadata.dst_node_id - 1) for message in messages]
+        if states is not None:
+            clients = [replace(client, state=states.of(client.client_id)) for client in clients]
+        arguments = message_type, clients, new_sums, states.new_file() if states is not None else None
+        future = None
+        if self._workers is not None and self._in_worker(messages[0]):
+            future = self._workers.submit(_handle, content, *arguments)
+        return _Call(messages, arguments, future)
 
-    def _finish(self, chunk: Sequence[Message], future: Future[_Replies] | None, new_sums: NewSums | None) -> _Replies:
-        if self._workers is None or future is None:
-            return _handle(chunk[0].content, chunk[0].metadata.message_type, self._clients(chunk), new_sums)
-        return self._workers.result(future)
+    def _finish(self, call: _Call) -> tuple[Sequence[ReplyOrError | None], Summed | None]:
+        """Wait for the replies of a call or compute them, and keep the states that its clients leave."""
+        if self._workers is not None and call.future is not None:
+            contents, sums, states = self._workers.result(call.future)
+        else:
+            contents, sums, states = _handle(call.messages[0].content, *call.arguments)
+        if self._states is not None:
+            self._states.keep(states)
+        return contents, sums
+
+    def _states_for(self, message: Message) -> KeptStates | None:
+        """Return the states of all clients before a call in the message's round; None if they have no folder."""
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        folder, number = config.get("clients-dir"), config.get("round", 0)
+        if not folder or not isinstance(number, int):
+            return None
+        if self._states is None or self._states.folder != Path(str(folder)):
+            self._states = KeptStates(Path(str(folder)))
+        self._states.begin(number)
+        return self._states
 
     def _client(self, client_id: int) -> Client:
         return Client(client_id)
-
-    def _clients(self, chunk: Sequence[Message]) -> list[Client]:
-        return [self._client(message.metadata.dst_node_id - 1) for message in chunk]
-
-    def _state_files(self, chunk: Sequence[Message]) -> list[StateFile]:
-        """Return the state file of each client."""
-        return [StateFile(_folder(chunk[0]), client.client_id) for client in self._clients(chunk)]
-
-    def _states(self, chunk: Sequence[Message]) -> list[_State]:
-        folder = _folder(chunk[0])
-        if folder is not None and not folder.exists():  # no client has state
-            return [{} for _ in chunk]
-        return [_read(file) for file in self._state_files(chunk)]
 
     def close(self) -> None:
         """Stop the workers and the progress reports."""
@@ -222,12 +251,6 @@ class SummingGrid(LocalGrid):
         return self._run(self._numbered(messages), new_sums)
 
 
-def _folder(message: Message) -> Path | None:
-    """Return the folder of the clients' state files."""
-    folder = message.content.config_records.get(CONFIG, ConfigRecord()).get("clients-dir")
-    return Path(str(folder)) if folder else None
-
-
 def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
     if not isinstance(content, Exception):
         return Message(content, reply_to=message)
@@ -236,18 +259,15 @@ def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
     return Message(Error(code, printable(f"{type(content).__name__}: {content}")), reply_to=message)
 
 
-def _read(file: StateFile) -> _State:
-    try:
-        return file.read()
-    except ClientError:
-        return None
-
-
-def _handle(content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None) -> _Replies:
-    if new_sums is None:
-        return handle(message_type, content, clients), None
-    sums = new_sums()
-    return train_and_sum(content, clients, sums), sums
+def _handle(
+    content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None, file: Path | None
+) -> _Replies:
+    """Call a handler; ``file`` is for the states that the clients leave."""
+    sums = new_sums() if new_sums else None
+    contents = handle(message_type, content, clients) if sums is None else train_and_sum(content, clients, sums)
+    states = {client.client_id: client.state.written for client in clients if client.state is not None}
+    left = {client: state for client, state in states.items() if state is not None}
+    return _Replies(contents, sums, None if file is None else write_states(file, left))
 
 
 def _runs_one_by_one(message: Message) -> bool:

@@ -12,7 +12,7 @@ models/               ``cluster-<j>.safetensors``, each with its card (wire/mode
 SHA256SUMS            of certificate, ledger and models; SHA256SUMS.sig is its signature (coterie handover)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 start/                ``state.safetensors``, the initial models, if they are those of another run
-clients/              state of simulated clients, a file each; never part of a release
+clients/              state of simulated clients; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
 result.json           released values, cost, time
 diagnostics.json      exact scores of the last evaluation, which are outside the guarantee
@@ -44,6 +44,7 @@ import numpy as np
 import tomli_w
 
 from coterie import __version__
+from coterie.client.kept_states import forget_states_after
 from coterie.datasets import DataError
 from coterie.files import (
     FileError,
@@ -215,7 +216,9 @@ class RunFolder(Recorder):
                 _write_json(path / LOCAL, origin.to_json())
             if changes:
                 _change_settings(path / CONFIG, changes)
-            folder._forget_after(checkpoint.round if checkpoint else 0, line)
+            last = checkpoint.round if checkpoint else 0
+            folder._forget_after(last, line)
+            forget_states_after(path / "clients", last)
         except BaseException as error:
             ledger.close()
             if isinstance(error, ContinuationError):

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result
 
 from coterie import __version__
 from coterie import models as networks
+from coterie.client.kept_states import KeptStates
 from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import RosterFile, authority_beside
 from coterie.files import read_bytes
@@ -119,6 +120,7 @@ def _run(folder: RunFolder, grid: Grid, compare: Compare | None) -> Outcome:
             )
     except StrategyError as error:
         raise RunError(f"{error}{_most_common(strategy.statistics.dropped, '')}") from error
+    KeptStates(folder.path / "clients").as_client_files()
     trained, layout = unpack_models(result.arrays)
     guarantee = folder.certify()
     folder.write_models(trained, layout, _card(config, strategy, guarantee, folder, len(trained)))

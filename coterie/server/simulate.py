@@ -89,8 +89,10 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
             grid.close()
     if config.privacy.masks:
         raise ConfigError("masks = true: clients simulated by Ray have no keys; use the local engine, or leave it out")
+    from coterie.client.kept_states import KeptStates
     from coterie.flower.grid import with_check
 
+    KeptStates(folder.path / "clients").as_client_files()
     outcomes: list[Outcome] = []
     run_on_ray(
         lambda grid: outcomes.append(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie.client.app import app
 from coterie.client.handlers import HANDLERS
-from coterie.client.state import StateFile
+from coterie.client.kept_states import KeptStates, write_states
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import Workers, workers_for
 from coterie.models import build_gan, initialise
@@ -215,6 +216,24 @@ def test_workers_stop_in_the_middle_of_a_call(tmp_path):
     assert future.exception(timeout=0)
 
 
+def die_within_a_result(_):
+    """Exit after a part of a result has been written, as a worker does that is killed at this moment."""
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), (1 << 16).to_bytes(4, "big") + b"a part")
+    os._exit(1)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_may_die_within_a_result(tmp_path):
+    workers = Workers(2, ignore_progress)
+    with pytest.raises(BrokenProcessPool):
+        workers.result(workers.submit(die_within_a_result, RecordDict()))
+    assert workers.result(workers.submit(len, RecordDict())) == 0
+    workers.close()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_client_that_failed_alone_is_not_asked_again(workers, tmp_path, caplog):
     content, _ = own_data(tmp_path, {1: b"no archive"})
@@ -241,15 +260,15 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
         first = ask(grid, content, nodes=[1, 2, 3])
         return first + ask(grid, content, nodes=[1, 2, 3])
 
-    expected, write = two_rounds("whole"), StateFile.write
-    kept = [StateFile(tmp_path / "whole", client).read() for client in range(3)]
+    expected = two_rounds("whole")
+    kept = [KeptStates(tmp_path / "whole").of(client).read() for client in range(3)]
 
-    def full(memory, arrays):
-        if memory._path.name == "client-2.safetensors":
+    def full(file, states):
+        if 2 in states:
             raise OSError("no space left on the device")
-        write(memory, arrays)
+        return write_states(file, states)
 
-    monkeypatch.setattr(StateFile, "write", full)
+    monkeypatch.setattr("coterie.engine.in_process.write_states", full)
     found = two_rounds("full")
     assert [r.has_error() for r in found] == [False, False, True] * 2
     for i in (0, 1, 3, 4):
@@ -260,7 +279,7 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
             atol=1e-6,
         )
     for client in (0, 1):
-        for name, values in StateFile(tmp_path / "full", client).read().items():
+        for name, values in KeptStates(tmp_path / "full").of(client).read().items():
             np.testing.assert_allclose(values, kept[client][name], atol=1e-6)
 
 

@@ -434,11 +434,14 @@ def test_the_total_time_includes_the_sessions_before(tmp_path):
     assert 1000 < later[0] < later[-1] <= outcome["seconds_total"] < 1100
 
 
-def test_clients_alone_resume_to_the_very_same_networks(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "cut"), [(KeyboardInterrupt, interrupt(2)), (OSError, power_cut(2))], ids=["a round ends", "before it does"]
+)
+def test_clients_alone_resume_to_the_very_same_networks(tmp_path, end, cut):
     settings = {"strategy": "local", "seed": 7, "clients": 6, "rounds": 3, "samples-per-client": 20, "model": "linear"}
     whole = execute(tmp_path / "whole", settings)
-    with pytest.raises(KeyboardInterrupt):
-        execute(tmp_path / "cut", settings, prepare=interrupt(2))
+    with pytest.raises(end):
+        execute(tmp_path / "cut", settings, prepare=cut)
     outcome = execute(tmp_path / "cut", None)
     assert (outcome["rounds"], outcome["diagnostics"]) == (3, whole["diagnostics"])
     ours, theirs = (

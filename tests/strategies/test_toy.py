@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 from toys import UP, strategy_of
 
 from coterie.client.handlers import _assign
+from coterie.client.kept_states import KeptStates
 from coterie.client.state import StateFile
 from coterie.datasets import assign_groups
 from coterie.datasets.settings import DataSettings
@@ -262,7 +263,7 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
     body = 1 + LR * LR * (1 - 1 / (1 + math.exp(-LR)))
     np.testing.assert_allclose(models, [[body]], atol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
-    assert len(list(tmp_path.glob("client-*.safetensors"))) == CLIENTS
+    assert all(KeptStates(tmp_path).of(client).read() for client in range(CLIENTS))
     strategy = FedPer(plan("none", 1))
     assert strategy.initial_parameters(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {
         "a.weight": 1,
@@ -278,7 +279,7 @@ def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_
     nothing = np.zeros((1, 0))
 
     def networks():
-        return np.stack([StateFile(tmp_path, i).read()["own"] for i in range(CLIENTS)])
+        return np.stack([KeptStates(tmp_path).of(i).read()["own"] for i in range(CLIENTS)])
 
     signs = 1 - 2 * assign_groups(CLIENTS, (6, 2))[:, None]
     settings = {"groups": "6:2", "layout": Layout((), ()), "config": config}
@@ -323,7 +324,7 @@ def test_fesem_joins_the_nearest_centre_and_remembers(tmp_path):
     np.testing.assert_allclose(models, np.stack([at * UP, -at * UP]), atol=1e-6)
     assert [r.content["reply"]["label"] for r in grid.replies] == [0, 1] * 4
     assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
-    assert [int(StateFile(tmp_path, i).read()["label"][0]) for i in range(CLIENTS)] == [0, 1] * 4
+    assert [int(KeptStates(tmp_path).of(i).read()["label"][0]) for i in range(CLIENTS)] == [0, 1] * 4
 
 
 def test_under_clipping_fesem_s_way_to_the_nearest_centre_is_within_the_clip():
