@@ -13,6 +13,7 @@ begins, so a run that was killed resumes with the states of its checkpoint.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -31,6 +32,7 @@ from coterie.files import FileError, private_folder, write_atomic
 State: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 _SUFFIX = ".states"
+_NAME = re.compile(rf"(\d+)-(\d+)-[0-9a-f]+{re.escape(_SUFFIX)}")
 # Files that a process keeps open, and clients of one file when states are gathered from many files.
 _OPEN, _TOGETHER = 16, 256
 
@@ -74,7 +76,7 @@ class KeptStates:
         self.folder = folder
         self._files: dict[int, Path] = {}  # by client
         self._sizes: dict[Path, int] = {}  # clients of a file, if it is the latest one of some or was before this round
-        self._round, self._numbers = -1, count()
+        self._round, self._numbers = -1, count()  # begin() comes first
         for number, _, file in _numbered(folder):
             self._numbers = count(number + 1)
             self.keep(file)
@@ -89,7 +91,7 @@ class KeptStates:
         The states before it are final: files that hold only former states are deleted, and if all others hold more
         former states than latest ones, the latest ones are written anew.
         """
-        if number == self._round:
+        if max(number, 0) == self._round:
             return
         if sum(self._sizes.values()) > 2 * len(self._files):
             self._gather()
@@ -98,7 +100,7 @@ class KeptStates:
         for *_, file in _numbered(self.folder):
             if file not in latest:
                 file.unlink()
-        self._round = number
+        self._round = max(number, 0)
 
     def _gather(self) -> None:
         clients = sorted(self._files)
@@ -157,8 +159,8 @@ def write_states(file: Path, states: Mapping[int, State]) -> Path | None:
 
 def _numbered(folder: Path) -> list[tuple[int, int, Path]]:
     """Return the number, the round and the path of each file, in order of their numbers."""
-    files = [(file.name.split("-"), file) for file in folder.glob(f"*{_SUFFIX}")]
-    return sorted((int(number), int(left_by), file) for (number, left_by, _), file in files)
+    files = [(_NAME.fullmatch(file.name), file) for file in folder.glob(f"*{_SUFFIX}")]
+    return sorted((int(name[1]), int(name[2]), file) for name, file in files if name is not None)
 
 
 @lru_cache(maxsize=_OPEN)

@@ -120,6 +120,15 @@ def test_a_folder_that_is_made_again_has_no_former_states(tmp_path):
     assert values(KeptStates(tmp_path), [0]) == [2]
 
 
+def test_other_files_and_rounds_below_zero_are_of_no_matter(tmp_path):
+    (tmp_path / "notes.states").write_text("mine")
+    states = KeptStates(tmp_path)
+    leave(states, -1, {0: 1.0})
+    leave(states, 1, {1: 2.0})
+    assert values(KeptStates(tmp_path), range(2)) == [1, 2]
+    assert (tmp_path / "notes.states").exists()
+
+
 def test_a_damaged_file_is_named_with_the_way_out(tmp_path):
     file = leave(KeptStates(tmp_path), 1, {0: 1.0})
     damaged = file.with_name("000000007-000000001-ab.states")
