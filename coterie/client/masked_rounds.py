@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -331,6 +331,11 @@ def _suffices(round: MaskedRound, total: float) -> bool:
     return min(layers.deviations) >= MIN_STEPS and min(honest) * _SLACK >= total
 
 
+@cache
+def _types_of_terms() -> dict[str, Any]:
+    return get_type_hints(Secure)
+
+
 def read_plan(text: str) -> Secure:
     """Return the plan of a masked round that another machine describes: all terms but those that have a default.
 
@@ -339,7 +344,7 @@ def read_plan(text: str) -> Secure:
     """
     try:
         terms = json.loads(text)
-        hints, of_class = get_type_hints(Secure), {field.name: field for field in fields(Secure)}
+        hints, of_class = _types_of_terms(), {field.name: field for field in fields(Secure)}
         needed = {name for name, field in of_class.items() if field.default is MISSING}
         if terms.pop("mechanism", None) != Secure.mechanism or not needed <= terms.keys() <= of_class.keys():
             raise PrivacyError(f"its terms are not those of mechanism {Secure.mechanism}")

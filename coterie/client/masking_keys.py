@@ -53,20 +53,36 @@ class NodesOfRoster:
 
     def vouches(self, client: int, signed: SignedKey) -> bool:
         """See :class:`Vouching`."""
-        key = _node_key(signed.node)
-        if key is None or len(signed.public) != 2 * KEY_BYTES:
+        node = _fingerprint(signed.node)
+        if node is None or len(signed.public) != 2 * KEY_BYTES:
             return False
-        pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         try:
-            if self.roster.member(fingerprint(pem)).client != client:
+            if self.roster.member(node).client != client:
                 return False
-            key.verify(signed.signature, _keys_said(client, signed.public), ec.ECDSA(hashes.SHA384()))
-        except (DeployError, InvalidSignature, ValueError):
+        except DeployError:
             return False
-        return True
+        return _has_signed(signed.node, _keys_said(client, signed.public), signed.signature)
 
 
 @lru_cache(maxsize=4096)
+def _fingerprint(node: bytes) -> str | None:
+    """Return the fingerprint of a node's public key in DER, as rosters state it; None if it is no such key."""
+    key = _node_key(node)
+    return None if key is None else fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+@lru_cache(maxsize=4096)
+def _has_signed(node: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether a signature of this content is by a node's key; every step of a round asks for the same ones."""
+    key = _node_key(node)
+    try:
+        if key is not None:
+            key.verify(signature, content, ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ValueError):
+        return False
+    return key is not None
+
+
 def _node_key(node: bytes) -> ec.EllipticCurvePublicKey | None:
     try:
         key = load_der_public_key(node)

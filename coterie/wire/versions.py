@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 
 from coterie import __version__
 
 #: Libraries of a client, and the oldest versions with which this version of Coterie works.
 LEAST = {"flwr": "1.39", "torch": "2.9", "opacus": "1.5.4", "dp-accounting": "0.6"}
 _LONGEST = 100
+
+version = cache(metadata.version)  # which reads files
 
 
 def versions() -> str:
