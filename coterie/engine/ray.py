@@ -106,12 +106,10 @@ def stream_replies(grid: Grid, at_least: int) -> Grid:
         while (waiting or sent) and time.monotonic() < ends:
             due = [waiting.popleft() for _ in range(min(len(waiting), limit - len(sent)))]
             sent.update(grid.push_messages(due))
-            before = len(sent)
-            for message_id in list(sent):
-                for reply in grid.pull_messages([message_id]):
-                    sent.discard(message_id)
-                    yield reply
-            if len(sent) == before:
+            replies = list(grid.pull_messages(list(sent)))
+            sent.difference_update(reply.metadata.reply_to_message_id for reply in replies)
+            yield from replies
+            if not replies:
                 time.sleep(_POLL_SECONDS)
 
     grid.send_and_receive = send_and_receive  # type: ignore[method-assign]

@@ -136,8 +136,9 @@ class _Recording:
         values = [value for record in records for value in values_of(record.to_json())]
         if self._exact:
             values += [value for record in records for value in values_of(record.exact(), self._prefix)]
-        waiting = {(value.name, value.round) for value in self._pending} | self._known
-        self._pending += [value for value in values if (value.name, value.round) not in waiting]
+        waiting = {(value.name, value.round) for value in self._pending}
+        missing = (value for value in values if (value.name, value.round) not in self._known)
+        self._pending += [value for value in missing if (value.name, value.round) not in waiting]
         if self._pending:
             self._series.write(self._pending)
             self._known |= {(value.name, value.round) for value in self._pending}
