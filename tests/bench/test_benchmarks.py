@@ -15,6 +15,7 @@ BENCHMARKS = ROOT / "benchmarks"
 TINY = {
     "absence.py": "--seeds 1 --rounds 5",
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
+    "growth.py": "--scale 0.001 --repeat 1",
     "one_shot.py": "speed",
     "private_scores.py": "--seeds 1 --rounds 2 --clients 300 --part runs",
     "streaming.py": "--replies 1 --parameters 1000 --workers 0",
