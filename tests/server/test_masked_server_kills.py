@@ -12,5 +12,5 @@ def test_forty_kills_of_the_server(tmp_path):
     assert (summary["kills"], summary["rounds"], summary["certified"], summary["open"]) == (40, 55, True, [])
     # A round is lost with the server, unless it was killed after the last replies, and a moment too late.
     assert 38 <= len(summary["skipped"]) <= 40
-    assert summary["replies"] > 800
+    assert summary["replies"] >= 800  # a kill that comes too late adds some
     assert summary["repeated"] == 24  # those of the last round; the client opens no round again that is over
