@@ -73,7 +73,7 @@ def test_every_benchmark_runs(tmp_path):
         [sys.executable, "-c", IN_ONE],
         input=json.dumps(given),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, BENCHMARKS)))},
         capture_output=True,
         text=True,
         timeout=280,
