@@ -1,6 +1,6 @@
 """States of the clients that the local engine simulates: a file per call of a handler, which never changes.
 
-To replace a file per client in every round would take longer than the training of small models.
+Replacing one file per client in every round takes longer than training small models.
 
 =====================================  ==============================================================================
 ``clients/NUMBER-ROUND-NAME.states``   the states of the clients of one call in a round, as tensors ``CLIENT/NAME``
@@ -91,7 +91,8 @@ class KeptStates:
         The states before it are final: files that hold only former states are deleted, and if all others hold more
         former states than latest ones, the latest ones are written anew.
         """
-        if max(number, 0) == self._round:
+        number = max(number, 0)
+        if number == self._round:
             return
         if sum(self._sizes.values()) > 2 * len(self._files):
             self._gather()
@@ -100,7 +101,7 @@ class KeptStates:
         for *_, file in _numbered(self.folder):
             if file not in latest:
                 file.unlink()
-        self._round = max(number, 0)
+        self._round = number
 
     def _gather(self) -> None:
         clients = sorted(self._files)

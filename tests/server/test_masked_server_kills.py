@@ -12,5 +12,6 @@ def test_forty_kills_of_the_server(tmp_path):
     assert (summary["kills"], summary["rounds"], summary["certified"], summary["open"]) == (40, 55, True, [])
     # A round is lost with the server, unless it was killed after the last replies, and a moment too late.
     assert 38 <= len(summary["skipped"]) <= 40
-    assert summary["replies"] >= 800  # a kill that comes too late adds some
+    # 800 if all kills are in time. Two may come after the last replies of a round; each adds a round of 4 x 6 replies.
+    assert summary["replies"] in (800, 824, 848)
     assert summary["repeated"] == 24  # those of the last round; the client opens no round again that is over
