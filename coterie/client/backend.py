@@ -237,7 +237,7 @@ class Backend:
         together = k > 1 and (self.chain == "image" or (not self._on_cpu and self._supports_vmap))
         if not together:
             parameters_by_model = [
-                {name: _in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
+                {name: in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
             ]
         chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and self._convolutional else _CHUNK
 
@@ -366,6 +366,6 @@ def supports_vmap(model: nn.Module, examples: Examples) -> bool:
     return True
 
 
-def _in_form(value: Tensor, form: torch.memory_format) -> Tensor:
+def in_form(value: Tensor, form: torch.memory_format) -> Tensor:
     """Return weights of convolutions with strides of this format, also those of one channel."""
     return torch.empty_like(value, memory_format=form).copy_(value) if value.dim() == 4 else value

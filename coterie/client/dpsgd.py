@@ -29,10 +29,11 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from coterie.client.backend import Examples, padded
+from coterie.client.backend import Examples, fast_network, padded
 from coterie.client.chains import chain_kind
 from coterie.client.device import products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
@@ -58,6 +59,7 @@ from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
+T = TypeVar("T")
 #: Maps outputs and targets to the loss of every record.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -210,7 +212,7 @@ def train_privately(
         start: (n, d) initial parameters of each client.
         shards: the n clients' data.
         coins: n generators, for Poisson batches.
-        noises: n generators, for noise; cryptographic ones unless the run is seeded.
+        noises: n other generators, for noise, drawn ahead of their use; cryptographic ones unless the run is seeded.
         settings: of the n clients, all on one device, with one penalty, one optimizer and one task.
         batched: whether all clients train at once if the network is a chain of linear layers.
         ghost: whether clients that train one after the other clip without materialised gradients if the network's
@@ -296,13 +298,17 @@ def _train(
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
     adam = None if settings[0].optimizer == "sgd" else NoisyAdam(settings)
-    for step in range(max(dpsgd.steps for dpsgd in settings)):
+
+    def noise(step: int) -> npt.NDArray[np.float64]:
+        drawn = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
+        return np.stack(drawn)
+
+    for step, drawn in enumerate(_ahead(noise, max(dpsgd.steps for dpsgd in settings))):
         batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
-        noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
-        total = torch.as_tensor(np.stack(noise), device=device)
+        total = torch.as_tensor(drawn, device=device)
         for begin in range(0, index.shape[1], chunk):
             records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
             there = records >= 0
@@ -316,6 +322,24 @@ def _train(
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy(), counts.tolist()
+
+
+def _ahead(draw: Callable[[int], T], count: int) -> Iterator[T]:
+    """Yield ``draw(0)`` to ``draw(count - 1)``, count > 0.
+
+    If this process may use several cores, a thread makes each of these calls while the former result is used. A worker
+    of the local engine uses one core.
+    """
+    if torch.get_num_threads() == 1:
+        yield from map(draw, range(count))
+        return
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        drawn = draw(0)
+        for number in range(1, count):
+            following = thread.submit(draw, number)
+            yield drawn
+            drawn = following.result()
+        yield drawn
 
 
 def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, *, ghost: bool = True) -> Tensor:
@@ -598,10 +622,11 @@ def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | 
     """
     if not supports(model):
         return None
-    probe = _Probe.of(model, examples, loss)
+    network, form = fast_network(model, examples.shape, examples.device)
+    probe = _Probe.of(network, examples, loss)
     try:
         wanted = probe.wanted(loss)
-        clipping = GhostClipping(probe.network, loss)
+        clipping = GhostClipping(probe.network, loss, form)
         gradients = clipping.gradients(probe.x, probe.y)
     except Exception:  # a user's code
         return None  # the reference refuses it, with the reason

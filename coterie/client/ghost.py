@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
+from coterie.client.backend import in_form
 from coterie.models import ModelError, trainable
 from coterie.tasks import AUTO
 
@@ -441,10 +442,16 @@ class GhostClipping(Clipper):
     Args:
         network: is changed: its parameters no longer require gradients, and its layers have hooks (:func:`supports`).
         loss: maps outputs and targets to (m,) losses.
+        form: memory format of the network and its records.
     """
 
-    def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.named, layers = trainable(network), _layers(network)
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        form: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.named, layers, self._form = trainable(network), _layers(network), form
         self.numbers = 1
         self._trained = set(self.named.values())
         self._network, self._loss = network.requires_grad_(False), loss
@@ -462,11 +469,15 @@ class GhostClipping(Clipper):
             output.requires_grad_()  # a first layer: its parameters do not require gradients
         self._calls.setdefault(layer, []).append((inputs[0].detach(), output))
 
+    def set_values(self, values: Mapping[str, Tensor]) -> None:
+        """See :class:`Clipper`."""
+        super().set_values({name: in_form(value, self._form) for name, value in values.items()})
+
     def gradients(self, x: Tensor, y: Tensor) -> Found:
         """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out."""
         self._calls, self._size = {}, len(x)
         try:
-            total = self._loss(self._network(x), y).sum()
+            total = self._loss(self._network(x.contiguous(memory_format=self._form)), y).sum()
             calls = self._calls
         finally:
             self._calls = {}

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import threading
 from functools import cache
 
 import numpy as np
@@ -134,6 +135,47 @@ def test_a_loop_over_records_gives_the_same(name, way, chunk, case, monkeypatch)
     found = train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], **WAYS[way])
     assert np.abs(wanted).max() > 0.01
     assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("name", ["linear", "cnn-tiny"])
+def test_a_thread_that_draws_noise_ahead_draws_the_same(name):
+    """Each step gets noise of its own, and what the round releases of norms is drawn after it."""
+    own = tuple(dataclasses.replace(one, noise_multiplier=2.0, noise_of_norms=0.5) for one in CASES["poisson"])
+    shape, classes = DATA[name]
+    model = networks.build(name, shape, classes)
+    shards = [shard(12, shape, classes, 1), shard(12, shape, classes, 2)]
+    layout, start = vectors(model, shards)
+
+    def trained(threads):
+        torch.set_num_threads(threads)
+        below = np.empty(2)
+        rngs = generators(2, 1), generators(2, 2)
+        return train_privately(model, layout, start, shards, *rngs, own, batched=True, below=below), below
+
+    for alone, ahead in zip(trained(1), trained(2), strict=True):
+        np.testing.assert_allclose(ahead, alone, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_step_that_fails_ends_the_thread_that_draws_noise(monkeypatch):
+    shape, classes = DATA["linear"]
+    model, data = networks.build("linear", shape, classes), shard(12, shape, classes)
+    layout, start = vectors(model, [data])
+    before = threading.active_count()
+    monkeypatch.setattr(dpsgd, "short", lambda *_: 1 / 0)
+    own = dataclasses.replace(CASES["poisson"][0], noise_multiplier=2.0, noise_of_norms=0.5)
+    with pytest.raises(ZeroDivisionError):
+        train_privately(model, layout, start, [data], generators(1, 1), generators(1, 2), [own], batched=True)
+    assert threading.active_count() == before
 
 
 def linear_sums(x, y, own, coins=None, way="opacus"):
