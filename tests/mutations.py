@@ -727,9 +727,16 @@ MUTATIONS = [
     Mutation(
         "noise in the first step of a round alone",
         "coterie/client/dpsgd.py",
-        "total = torch.as_tensor(np.stack(noise), device=device)",
-        "total = torch.as_tensor(np.stack(noise), device=device) * (step == 0)",
+        "total = torch.as_tensor(drawn, device=device)",
+        "total = torch.as_tensor(drawn, device=device) * (step == 0)",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
+    ),
+    Mutation(
+        "noise that is drawn ahead is that of the step before",
+        "coterie/client/dpsgd.py",
+        "            drawn = following.result()",
+        "            following.result()",
+        "tests/client/test_dpsgd.py::test_a_thread_that_draws_noise_ahead_draws_the_same",
     ),
     Mutation(
         "noise on losses without the root of their number",
