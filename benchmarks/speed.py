@@ -135,6 +135,7 @@ def _row(done: Sequence[Measured], accuracies: Sequence[float]) -> dict[str, Any
         "seconds_per_round": statistics.median(each),
         "seconds_per_round_mean": statistics.mean(second for run in done for second in run.seconds),
         "seconds_per_round_of_each_repeat": each,
+        "seconds_of_rounds": [[round(second, 4) for second in run.seconds] for run in done],
         "seconds_to_first_round": statistics.median(run.first for run in done),
         "cpu_seconds_per_round": statistics.median(run.cpu_seconds for run in done),
         "peak_pss_mb": max(run.peak_pss_mb for run in done),

@@ -40,14 +40,21 @@ _SHARED = {
 _CNN = {**_SHARED, "model": "networks:cnn"}
 _MLP = {**_SHARED, "model": "mlp-32", "features": "pool2"}
 _GROUPS = {**_CNN, "groups": "4", "shift": "rotation", "local-epochs": 5}
+_IFCA = {**_GROUPS, "strategy": "ifca", "clusters": 4}
+_EVALUATION = {"evaluate": "diagnostic", "evaluate-every": 5}
 
 #: Settings by workload and variant; variants are compared with each other in Coterie's own engines.
 WORKLOADS: dict[str, dict[str, dict[str, Any]]] = {
     "cnn": {"": _CNN},
     "mlp": {"": _MLP},
-    "ifca": {"fedavg": _GROUPS, "ifca": {**_GROUPS, "strategy": "ifca", "clusters": 4}},
+    "ifca": {"fedavg": _GROUPS, "ifca": _IFCA},
     "demo": {"": {"evaluate": "off"}},
-    "evaluation": {"off": _CNN, "every 5 rounds": {**_CNN, "evaluate": "diagnostic", "evaluate-every": 5}},
+    "evaluation": {
+        "off": _CNN,
+        "every 5 rounds": {**_CNN, **_EVALUATION},
+        "ifca, off": _IFCA,
+        "ifca, every 5 rounds": {**_IFCA, **_EVALUATION},
+    },
 }
 
 #: Workloads that other simulators run as well: one model, no clusters.

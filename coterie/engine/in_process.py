@@ -1,8 +1,7 @@
 """The local engine: a Flower ``Grid`` in one process, without daemons.
 
 One call of a handler processes messages with the same content. Worker processes, one per core with one thread each,
-train small units of clients; short runs train in this process. Models are evaluated in this process, each once per test
-set.
+train small units of clients; short runs train in this process. A process evaluates each model once per test set.
 
 A client's reply must not depend on the data of another client. If a call with several clients fails, or if a worker
 process dies, each client is therefore repeated alone, from its former state, since a call that fails leaves none; only
@@ -42,7 +41,7 @@ from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
-# Calls per worker and round: more balance clients of different sizes, fewer cost less.
+# Calls per worker and round of training: more balance clients of different sizes, fewer cost less.
 _UNITS = 4
 # Calls per worker that wait or whose replies are not consumed yet, and bytes of models from which it is 1.
 _AHEAD = 2
@@ -146,17 +145,15 @@ class LocalGrid(SingleProcessGrid):
             group = list(run)
             size = 1 if _runs_one_by_one(group[0]) else _CHUNK
             size = min(size, max(1, _MODELS // max(payload(group[0].content), 1)))
-            if self._in_worker(group[0]):
-                size = min(size, -(-len(group) // (self._count * _UNITS)))
+            if self._count:
+                units = 1 if group[0].metadata.message_type == EVALUATE else _UNITS
+                size = min(size, -(-len(group) // (self._count * units)))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
     def _ahead(self, requests: Sequence[Message]) -> int:
         """Return how many calls wait or have replies that are not consumed yet."""
         large = bool(requests) and payload(requests[0].content) > _LARGE
         return max(1, self._count * (1 if large else _AHEAD))
-
-    def _in_worker(self, message: Message) -> bool:
-        return self._workers is not None and message.metadata.message_type != EVALUATE
 
     def _begin(self, messages: Sequence[Message], new_sums: NewSums | None) -> _Call:
         """Begin a call in a worker, or prepare one in this process."""
@@ -167,7 +164,7 @@ class LocalGrid(SingleProcessGrid):
             clients = [replace(client, state=states.of(client.client_id)) for client in clients]
         arguments = message_type, clients, new_sums, states.new_file() if states is not None else None
         future = None
-        if self._workers is not None and self._in_worker(messages[0]):
+        if self._workers is not None:
             future = self._workers.submit(_handle, content, *arguments)
         return _Call(messages, arguments, future)
 

@@ -87,6 +87,25 @@ def test_workers_give_the_same_answers_in_order():
         there.close()
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_workers_evaluate_as_this_process_does(sampled):
+    content, layout = question("cnn-tiny")
+    drawn = [layout.flatten(initialise("cnn-tiny", (1, 8, 8), 10, seed)) for seed in range(3)]
+    content["models"] = pack_models(np.stack(drawn), layout)
+    content["config"]["sampled"] = sampled
+    here, there = LocalGrid(12), LocalGrid(12, workers=2)
+    try:
+        expected, found = (
+            [dict(r.content["diagnostics"]) for r in ask(grid, content, "evaluate")] for grid in (here, there)
+        )
+    finally:
+        there.close()
+    assert [report["client-id"] for report in found] == list(range(12))
+    assert len({report["cluster"] for report in found}) > 1
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+
+
 def test_replies_name_the_message_that_they_answer():
     content, _ = question()
     messages = [Message(content, dst_node_id=n, message_type="query.identity") for n in (3, 9)]
