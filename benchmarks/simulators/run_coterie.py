@@ -1,6 +1,6 @@
 """Coterie: ``python run_coterie.py FOLDER RESULT [--engine local|ray] [--workers N]``.
 
-Uses the public interface only, so that an earlier version of Coterie runs it as well (PYTHONPATH).
+Uses the public interface only, so that an earlier version of Coterie runs it as well (PYTHONPATH), but for Ray.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
-from flwr.serverapp import Grid
 from safetensors.numpy import load_file
 from task import Task, report
 
 from coterie.client.cohort import federation
 from coterie.engine.in_process import SummingGrid
-from coterie.engine.ray import run_on_ray
 from coterie.engine.workers import workers_for
 from coterie.server import RunConfig, RunFolder, run
 
@@ -54,11 +52,11 @@ def main() -> None:
         with closing(RunFolder.create(Path(folder) / "run", config)) as made:
             made.on_metrics = lambda record: report(record.round)
             if chosen.engine == "ray":
+                from coterie.engine.ray import ray_workers
+                from coterie.engine.ray_workers import RayGrid
 
-                def alone(grid: Grid) -> None:
-                    run(made, grid)
-
-                run_on_ray(alone, config.data.clients, **_cpus())
+                with ray_workers() as actors:
+                    run(made, RayGrid(config.data.clients, actors))
             else:
                 cores = len(os.sched_getaffinity(0))
                 workers = workers_for(config.trainings, config.training.device, cores)
@@ -70,13 +68,6 @@ def main() -> None:
         models = [load_file(file) for file in sorted(Path(folder).glob("run/models/*.safetensors"))]
     found: dict[str, Any] = {name: np.stack([model[name] for model in models]) for name in models[0]}
     np.savez(chosen.result, **found)
-
-
-def _cpus() -> dict[str, Any]:
-    """One core for each client, where this version of Coterie can say so; two otherwise."""
-    import inspect
-
-    return {"client_cpus": 1} if "client_cpus" in inspect.signature(run_on_ray).parameters else {}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Engines that run an app on one machine: in process, any ClientApp or Coterie's own, or on Flower's Ray simulation.
+"""Engines that run an app on one machine: in process, any ClientApp or Coterie's own; or Coterie's on Ray.
 
 Import other names from the modules: worker processes start before this process imports PyTorch.
 """

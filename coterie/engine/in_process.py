@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
@@ -32,7 +32,7 @@ from coterie.client.kept_states import KeptStates, write_states
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError
 from coterie.engine.nodes import SingleProcessGrid
-from coterie.engine.workers import Workers
+from coterie.engine.workers import Pool, Workers
 from coterie.logs import printable
 from coterie.privacy import Summed
 from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
@@ -54,7 +54,7 @@ _CLIENT_FAILED = 1
 NewSums: TypeAlias = Callable[[], Summed]
 
 
-class _Replies(NamedTuple):
+class Replies(NamedTuple):
     """What a call returns.
 
     Attributes:
@@ -73,13 +73,24 @@ class _Call(NamedTuple):
 
     Attributes:
         messages: with the same content.
-        arguments: of :func:`_handle` after the content.
+        arguments: of :func:`answer` after the content.
         future: the replies of a worker; None if this process computes them.
     """
 
     messages: Sequence[Message]
     arguments: tuple[str, list[Client], NewSums | None, Path | None]
-    future: Future[_Replies] | None
+    future: Future[Replies] | None
+
+
+def answer(
+    content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None, file: Path | None
+) -> Replies:
+    """Call a handler; ``file`` is for the states that the clients leave."""
+    sums = new_sums() if new_sums else None
+    contents = handle(message_type, content, clients) if sums is None else train_and_sum(content, clients, sums)
+    states = {client.client_id: client.state.written for client in clients if client.state is not None}
+    left = {client: state for client, state in states.items() if state is not None}
+    return Replies(contents, sums, None if file is None else write_states(file, left))
 
 
 class LocalGrid(SingleProcessGrid):
@@ -87,16 +98,23 @@ class LocalGrid(SingleProcessGrid):
 
     Args:
         clients: M.
-        workers: worker processes; 0 runs the clients in this process.
+        workers: number of worker processes, or what takes their place; 0 runs the clients in this process.
         progress: called with progress reports of clients.
+
+    Attributes:
+        answer: computes the replies of a call.
     """
 
-    def __init__(self, clients: int, workers: int = 0, progress: ProgressCallback = ignore_progress) -> None:
+    answer: ClassVar[Callable[..., Replies]] = staticmethod(answer)
+
+    def __init__(self, clients: int, workers: int | Pool = 0, progress: ProgressCallback = ignore_progress) -> None:
         super().__init__(clients)
-        self._workers = Workers(workers, progress) if workers else None
-        self._count = workers
+        self._workers: Pool | None = None
+        if workers:
+            self._workers = Workers(workers, progress) if isinstance(workers, int) else workers
+        self._count = self._workers.count if self._workers else 0
         self._states: KeptStates | None = None
-        if not workers:
+        if not self._workers:
             set_progress_sink(progress)
 
     def _answers(self, requests: Sequence[Message]) -> Iterator[Message]:
@@ -125,18 +143,18 @@ class LocalGrid(SingleProcessGrid):
                 yield PartialSums(sums, [message for message, content in answers if content is None])
             yield from (_reply(message, content) for message, content in answers if content is not None)
         for message in repeated:
-            yield _reply(message, self._alone(message))
+            yield self.alone(message)
         if self._workers:
             self._workers.forget()
 
-    def _alone(self, message: Message) -> ReplyOrError | Exception:
+    def alone(self, message: Message) -> Message:
         """Return the reply of one client, computed alone."""
         try:
-            (reply,), _ = self._finish(self._begin([message], None))
+            (content,), _ = self._finish(self._begin([message], None))
         except Exception as error:
-            return error
-        assert reply is not None
-        return reply
+            return _reply(message, error)
+        assert content is not None
+        return _reply(message, content)
 
     def _chunks(self, requests: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Split messages into chunks of bounded length with the same content and message type."""
@@ -165,7 +183,7 @@ class LocalGrid(SingleProcessGrid):
         arguments = message_type, clients, new_sums, states.new_file() if states is not None else None
         future = None
         if self._workers is not None:
-            future = self._workers.submit(_handle, content, *arguments)
+            future = self._workers.submit(self.answer, content, *arguments)
         return _Call(messages, arguments, future)
 
     def _finish(self, call: _Call) -> tuple[Sequence[ReplyOrError | None], Summed | None]:
@@ -173,7 +191,7 @@ class LocalGrid(SingleProcessGrid):
         if self._workers is not None and call.future is not None:
             contents, sums, states = self._workers.result(call.future)
         else:
-            contents, sums, states = _handle(call.messages[0].content, *call.arguments)
+            contents, sums, states = self.answer(call.messages[0].content, *call.arguments)
         if self._states is not None:
             self._states.keep(states)
         return contents, sums
@@ -226,7 +244,7 @@ class SummingGrid(LocalGrid):
     def __init__(
         self,
         clients: int,
-        workers: int = 0,
+        workers: int | Pool = 0,
         progress: ProgressCallback = ignore_progress,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -254,17 +272,6 @@ def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
     log(WARNING, "client %s failed: %s", message.metadata.dst_node_id - 1, printable(content))
     code = REFUSALS.get(content.kind, _CLIENT_FAILED) if isinstance(content, ClientError) else _CLIENT_FAILED
     return Message(Error(code, printable(f"{type(content).__name__}: {content}")), reply_to=message)
-
-
-def _handle(
-    content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None, file: Path | None
-) -> _Replies:
-    """Call a handler; ``file`` is for the states that the clients leave."""
-    sums = new_sums() if new_sums else None
-    contents = handle(message_type, content, clients) if sums is None else train_and_sum(content, clients, sums)
-    states = {client.client_id: client.state.written for client in clients if client.state is not None}
-    left = {client: state for client, state in states.items() if state is not None}
-    return _Replies(contents, sums, None if file is None else write_states(file, left))
 
 
 def _runs_one_by_one(message: Message) -> bool:

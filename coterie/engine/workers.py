@@ -22,7 +22,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from flwr.app import RecordDict
 
@@ -67,7 +67,33 @@ def start_server(preload: str = "coterie.client.handlers") -> ForkServerContext:
     return context
 
 
-class Workers:
+class Pool(Protocol):
+    """Workers of the local engine.
+
+    Attributes:
+        count: number of calls that are computed at a time.
+    """
+
+    count: int
+
+    def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
+        """Return the future result of ``call(content, *arguments)`` in a worker."""
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for a result.
+
+        Raises:
+            BrokenProcessPool: a worker died.
+        """
+
+    def forget(self) -> None:
+        """Delete the contents of all messages."""
+
+    def close(self) -> None:
+        """Stop the workers, also in the middle of a call."""
+
+
+class Workers(Pool):
     """A pool of processes, which is started anew after one has died.
 
     Args:
@@ -76,7 +102,7 @@ class Workers:
     """
 
     def __init__(self, count: int, progress: ProgressCallback) -> None:
-        self._count, self._progress = count, progress
+        self.count, self._progress = count, progress
         self._folder = tempfile.TemporaryDirectory(prefix="coterie-")
         self._contents: dict[int, tuple[RecordDict, Path]] = {}
         self._numbers = itertools.count()
@@ -86,10 +112,10 @@ class Workers:
         context = start_server()
         self._reports = context.Queue()
         reader, self._open = context.Pipe(duplex=False)
-        shared = self._reports, context.Barrier(self._count), reader
-        self._pool = ProcessPoolExecutor(self._count, mp_context=context, initializer=_prepare, initargs=shared)
+        shared = self._reports, context.Barrier(self.count), reader
+        self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_prepare, initargs=shared)
         # All processes start now: if one dies while another one is started, Python's pool waits for the latter forever.
-        for _ in range(self._count):
+        for _ in range(self.count):
             self._pool.submit(_do_nothing)
         # A pool waits forever for the rest of a result whose writer has died, as long as any process could write it.
         results: Any = self._pool._result_queue
@@ -147,7 +173,7 @@ def _prepare(reports: Any, barrier: threading.Barrier, pool: Connection) -> None
     reseed_generators()
     barrier.wait()
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     gc.freeze()  # the libraries' objects stay in memory that all workers share
     reports.cancel_join_thread()  # the reader may be gone
     set_progress_sink(reports.put)
@@ -166,7 +192,7 @@ def _do_nothing() -> None:
     pass
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc reuse the memory of tensors of up to 32 MB; new pages cost up to a third of the time of a step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in other C libraries
     if mallopt is not None:

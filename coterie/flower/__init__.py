@@ -140,12 +140,6 @@ PRIVATE = (
     PrivatePart(
         "flwr.supercore.task_identity.TaskIdentity", (), "engine.nodes", "names the sender of messages in a simulation"
     ),
-    PrivatePart(
-        "flwr.server.superlink.fleet.vce.backend.raybackend.BasicActorPool",
-        ("actor_type", "client_resources", "actor_kwargs"),
-        "engine.ray",
-        "replaces actors that died",
-    ),
     PrivatePart("flwr.common.serde.recorddict_to_proto", (), "client.reply_cache", "stores a reply as Flower sends it"),
     PrivatePart("flwr.common.serde.recorddict_from_proto", (), "client.reply_cache", "reads it"),
 )

@@ -222,9 +222,7 @@ class SimulationSettings(Settings):
         allowed="host:port",
         place=True,
     )
-    client_cpus: int | None = setting(
-        None, "CPU cores that Ray reserves for a client; auto: Flower's default, 2", at_least=1, place=True
-    )
+    client_cpus: int | None = setting(None, "CPU cores that Ray reserves for a client; auto: 1", at_least=1, place=True)
 
     def check_unused(self, reason: str) -> None:
         """Check that no setting of the table is set.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.server.config import RunConfig
@@ -17,6 +19,7 @@ from coterie.server.run import Trained, execute
 from coterie.settings import ConfigError
 
 if TYPE_CHECKING:
+    from coterie.engine.workers import Pool
     from coterie.results import Diagnostics, Outcome
 
 
@@ -69,41 +72,36 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         RunError: see :func:`coterie.server.run`.
         EngineError: the Ray engine cannot be used.
     """
-    from coterie.client.cohort import torch_device
     from coterie.engine.in_process import LocalGrid, MaskedGrid, SummingGrid
-    from coterie.engine.ray import run_on_ray
-    from coterie.engine.workers import workers_for
 
     config = folder.config
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
-    if engine == "local":
-        workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
-        grid: LocalGrid = SummingGrid(
-            config.data.clients, workers, folder.report_progress, partial(require_data, config)
-        )
+    check = partial(require_data, config)
+    with _workers(config, folder.path, engine, cores) as workers:
+        grid: LocalGrid
         if config.privacy.masks:
             grid = MaskedGrid(config.data.clients, workers, folder.report_progress)
+        elif isinstance(workers, int):
+            grid = SummingGrid(config.data.clients, workers, folder.report_progress, check)
+        else:
+            from coterie.engine.ray_workers import RayGrid
+
+            grid = RayGrid(config.data.clients, workers, check=check)
         try:
             return execute(folder, grid, partial(_compared, folder))
         finally:
             grid.close()
-    if config.privacy.masks:
-        raise ConfigError("masks = true: clients simulated by Ray have no keys; use the local engine, or leave it out")
-    from coterie.client.kept_states import KeptStates
-    from coterie.flower.grid import with_check
 
-    KeptStates(folder.path / "clients").as_client_files()
-    outcomes: list[Outcome] = []
-    run_on_ray(
-        lambda grid: outcomes.append(
-            execute(folder, with_check(grid, partial(require_data, config)), partial(_compared, folder))
-        ),
-        config.data.clients,
-        address=config.simulation.ray_address,
-        client_cpus=config.simulation.client_cpus,
-        folder=folder.path,
-    )
-    return outcomes[0]
+
+def _workers(config: RunConfig, folder: Path, engine: str, cores: int | None) -> AbstractContextManager[int | Pool]:
+    """Return the number of worker processes, or what takes their place on Ray."""
+    from coterie.client.cohort import torch_device
+    from coterie.engine.ray import ray_workers
+    from coterie.engine.workers import workers_for
+
+    if engine == "ray":
+        return ray_workers(config.simulation.ray_address, config.simulation.client_cpus, folder)
+    return nullcontext(workers_for(config.trainings, torch_device(config.training.device), cores or _cores()))
 
 
 def _compared(folder: RunFolder, scores: Diagnostics, trained: Trained) -> Diagnostics:

@@ -1,4 +1,4 @@
-"""Flower's Ray simulation runs the same program: one seed, one round, the same models, shared and own."""
+"""On Ray, the same program: one seed, one round, the same models, shared and own."""
 
 import gc
 from contextlib import closing
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.engine.in_process import LocalGrid
-from coterie.engine.ray import run_on_ray
+from coterie.engine.ray import ray_workers
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder, run
 from coterie.strategies.registry import STRATEGIES
@@ -37,18 +37,23 @@ def models(folder):
     return {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
 
 
+def ray_grid(workers):
+    from coterie.engine.ray_workers import RayGrid
+
+    return RayGrid(CLIENTS, workers)
+
+
 def run_on_both(settings, path):
     """Run locally and on Ray, and compare models; folder and result of each."""
     with closing(RunFolder.create(path / "local", RunConfig(settings))) as local:
         expected = run(local, LocalGrid(CLIENTS))
-    results = []
-    with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray:
-        run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
+    with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray, ray_workers() as workers:
+        result = run(ray, ray_grid(workers))
     ours, theirs = models(local), models(ray)
     assert ours.keys() == theirs.keys() != set()
     for name, values in ours.items():
         np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
-    return (local, expected), (ray, results[0])
+    return (local, expected), (ray, result)
 
 
 @pytest.mark.parametrize("participation", ["visible", "secret"])
@@ -74,25 +79,12 @@ def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, t
 
 @pytest.fixture(scope="module")
 def one_start_of_ray():
-    """Keep Ray and its actors from one run to the next: they take longer to start than a method's round."""
+    """Keep Ray from one run to the next: it takes longer to start than a method's round."""
     import ray
-    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
-    pools, build = [], RayBackend.build
-
-    def build_once(backend, app_fn):
-        if pools:
-            backend.pool, backend.app_fn = pools.pop(), app_fn
-        else:
-            build(backend, app_fn)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RayBackend, "build", build_once)
-        patched.setattr(RayBackend, "terminate", lambda backend: pools.append(backend.pool))
-        yield
-        for pool in pools:
-            pool.terminate_all_actors()
-        ray.shutdown()
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]

@@ -174,15 +174,20 @@ def test_constants_stay_in_ten_certified_rounds_and_a_resumed_run(tmp_path, work
 def test_constants_stay_on_ray(tmp_path, monkeypatch):
     from pathlib import Path
 
-    from coterie.engine.ray import run_on_ray
+    from coterie.engine.ray import ray_workers
 
     here = Path(__file__)
     monkeypatch.setenv("PYTHONPATH", f"{here.parents[1]}{os.pathsep}{here.parents[2]}")
-    values, outcomes = settings("ifca", "client", rounds=10) | {"seed": "auto", "registration-timeout": 600.0}, []
-    with closing(RunFolder.create(tmp_path / "run", RunConfig(values))) as folder:
-        run_on_ray(lambda grid: outcomes.append(run(folder, grid)), CLIENTS, folder=folder.path)
-    assert outcomes[0]["certified"]
-    assert outcomes[0]["rounds"] == 10
+    values = settings("ifca", "client", rounds=10) | {"seed": "auto", "registration-timeout": 600.0}
+    with (
+        closing(RunFolder.create(tmp_path / "run", RunConfig(values))) as folder,
+        ray_workers(folder=folder.path) as workers,
+    ):
+        from coterie.engine.ray_workers import RayGrid
+
+        outcome = run(folder, RayGrid(CLIENTS, workers))
+    assert outcome["certified"]
+    assert outcome["rounds"] == 10
 
 
 @pytest.mark.parametrize("method", ["last-layer", "prior", "mixture", "all"])
