@@ -11,8 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "coterie"
-# Overrides of Flower's classes, whose arguments are Flower's.
-FLOWER_S = {"engine/ray_pool.py"}
 #: Packages, and modules, whose names users import.
 ROOMS = [
     *("clustering", "datasets", "models", "privacy", "server", "strategies"),
@@ -41,8 +39,7 @@ def untyped_keywords(source):
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_public_function_takes_keywords_of_any_type(path):
-    if str(path.relative_to(PACKAGE)) not in FLOWER_S:
-        assert not untyped_keywords(path.read_text())
+    assert not untyped_keywords(path.read_text())
 
 
 def test_untyped_keywords_are_found():

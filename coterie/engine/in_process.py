@@ -83,14 +83,14 @@ class _Call(NamedTuple):
 
 
 def answer(
-    content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None, file: Path | None
+    content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None, file: str | Path | None
 ) -> Replies:
     """Call a handler; ``file`` is for the states that the clients leave."""
     sums = new_sums() if new_sums else None
     contents = handle(message_type, content, clients) if sums is None else train_and_sum(content, clients, sums)
     states = {client.client_id: client.state.written for client in clients if client.state is not None}
     left = {client: state for client, state in states.items() if state is not None}
-    return Replies(contents, sums, None if file is None else write_states(file, left))
+    return Replies(contents, sums, None if file is None else write_states(Path(file), left))
 
 
 class LocalGrid(SingleProcessGrid):

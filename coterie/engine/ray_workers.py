@@ -32,7 +32,7 @@ _PING_SECONDS = 10.0
 _NO_ACTOR_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 # Sums that wait on a node before they are merged: bounds its memory.
-_WAITING = 16
+_WAITING = 4
 
 
 class RayWorkers:

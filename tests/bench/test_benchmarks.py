@@ -17,6 +17,7 @@ TINY = {
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "growth.py": "--scale 0.001 --repeat 1",
     "one_shot.py": "speed",
+    "ray_nodes.py": "--clients 6 --rounds 2 --model linear --repeat 1",
     "private_scores.py": "--seeds 1 --rounds 2 --clients 300 --part runs",
     "streaming.py": "--replies 1 --parameters 1000 --workers 0",
 }

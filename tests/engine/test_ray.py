@@ -1,6 +1,7 @@
 """On Ray, the same program: one seed, one round, the same models, shared and own."""
 
 import gc
+import time
 from contextlib import closing
 
 import numpy as np
@@ -106,3 +107,62 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
     }
     (_, expected), (_, result) = run_on_both(settings, tmp_path)
     assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
+
+
+SUMMED = {
+    "strategy": "ifca",
+    "clusters": 2,
+    "clients": CLIENTS,
+    "rounds": 2,
+    "sampling-rate": 1.0,
+    "samples-per-client": 20,
+    "evaluate": "off",
+    "seed": 7,
+}
+
+
+def trained(path, make_grid):
+    """Models of a run on Ray."""
+    with closing(RunFolder.create(path, RunConfig(SUMMED))) as folder, ray_workers() as workers:
+        outcome = run(folder, make_grid(workers))
+        return models(folder), outcome
+
+
+@pytest.mark.usefixtures("one_start_of_ray")
+def test_a_node_sends_one_sum_a_round(tmp_path):
+    from coterie.engine.ray_workers import RayGrid
+
+    received = []
+
+    class Noting(RayGrid):
+        def send_and_sum(self, messages, new_sums):
+            replies = list(super().send_and_sum(messages, new_sums))
+            received.append([len(reply.messages) for reply in replies])
+            return replies
+
+    trained(tmp_path / "run", lambda workers: Noting(CLIENTS, workers))
+    assert received == [[CLIENTS]] * 2
+
+
+@pytest.mark.usefixtures("one_start_of_ray")
+def test_clients_whose_sums_are_lost_reply_again(tmp_path, monkeypatch):
+    import ray
+
+    from coterie.engine import ray_workers as module
+
+    class Dying:
+        def merge(self):
+            time.sleep(60)
+
+    def lost(waiting):
+        actor = ray.remote(num_cpus=0)(Dying).remote()
+        reference = actor.merge.remote()
+        ray.kill(actor)
+        return waiting[-1]._replace(sums=reference)
+
+    expected, _ = trained(tmp_path / "whole", ray_grid)
+    monkeypatch.setattr(module, "_merged", lost)
+    found, outcome = trained(tmp_path / "lost", ray_grid)
+    assert outcome["certified"] is False  # the seed
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)

@@ -1,4 +1,4 @@
-"""Workers of Flower's Ray simulation.
+"""Processes of Ray.
 
 These tests start a Ray of their own: workers of pytest run the tests of a file in any order, and the tests
 of test_ray.py share one.

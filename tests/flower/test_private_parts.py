@@ -19,7 +19,7 @@ from coterie.flower.metadata import set_message_id, set_request
 
 PACKAGE = Path(coterie.__file__).parent
 #: How source code reaches for names that a module does not export.
-PRIVATE_USE = re.compile(r"vars\(flower\)|__dict__\[|flower\._[a-z]|backend\.BasicActorPool = |\.__kwdefaults__")
+PRIVATE_USE = re.compile(r"vars\(flower\)|__dict__\[|flower\._[a-z]|\.__kwdefaults__")
 
 
 #: The parts that the installed version of Flower needs.

@@ -245,13 +245,17 @@ def test_masks_without_noise_are_refused(settings, problem):
         RunConfig(settings)
 
 
-def test_masks_need_the_local_engine(tmp_path):
-    config = RunConfig({**SETTINGS, "masks": True, "out": str(tmp_path / "run")})
-    with (
-        closing(RunFolder.create(tmp_path / "run", config, prepare(config))) as folder,
-        pytest.raises(ConfigError, match="use the local engine"),
-    ):
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray
+def test_masks_on_ray_give_the_same_models(tmp_path):
+    expected, _ = models_of(tmp_path / "local", masks=True)
+    config = RunConfig({**SETTINGS, "seed": 3, "masks": True, "out": str(tmp_path / "ray")})
+    with closing(RunFolder.create(tmp_path / "ray", config, prepare(config, "ray"))) as folder:
         simulate(folder, "ray")
+    checkpoint, _ = read_checkpoint(tmp_path / "ray" / "checkpoint" / "state.safetensors")
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(checkpoint.models, expected, atol=1e-5)
 
 
 def integers_inside(integers, content):
