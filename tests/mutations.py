@@ -739,6 +739,20 @@ MUTATIONS = [
         "tests/client/test_dpsgd.py::test_a_thread_that_draws_noise_ahead_draws_the_same",
     ),
     Mutation(
+        "sums on a GPU of updates that are not clipped",
+        "coterie/client/device_sums.py",
+        "weights, finite = clip_factors(norms, clip_norm)",
+        "weights, finite = torch.full_like(norms, 1 / clip_norm), norms.isfinite()",
+        "tests/client/test_device_sums.py::test_sums_are_those_of_the_cpu",
+    ),
+    Mutation(
+        "sums on a GPU of updates that the plan does not allow",
+        "coterie/client/device_sums.py",
+        "kept = finite & (norms <= longest[some])",
+        "kept = finite",
+        "tests/client/test_device_sums.py::test_sums_are_those_of_the_cpu",
+    ),
+    Mutation(
         "noise on losses without the root of their number",
         f"{_PRIVACY}/losses.py",
         "gaussian(rng, deviation, units.shape[1:])",

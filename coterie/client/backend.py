@@ -12,7 +12,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
-from coterie.client.device import free_device, on_device, products
+from coterie.client.device import free_device, on_device, products, to_numpy
 from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, schedule, stepper
 from coterie.client.trainers import train_by
 from coterie.datasets import Shard
@@ -35,11 +35,13 @@ _IMAGES = 256
 # Clients from which ``vmap`` on a CPU is faster than one after the other: twice as fast for 8, a third as fast for 1.
 _FEW = 4
 # Examples per forward pass; bounds memory.
-_CHUNK = 4096
+CHUNK = 4096
 # The same, for all models together, of convolutional networks on a CPU, whose activations then fit its cache.
 _IMAGE_CHUNK = 128
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
+#: Parameters of several clients: an array, or a tensor on their device.
+V = TypeVar("V", Vectors, Tensor)
 
 
 class Examples(NamedTuple):
@@ -53,7 +55,7 @@ class Examples(NamedTuple):
     @classmethod
     def of(cls, x: npt.NDArray[Any], y: npt.NDArray[Any], device: str) -> Examples:
         """Describe these examples and targets."""
-        return cls(x.shape[1:], torch.as_tensor(x[:0]).dtype, torch.as_tensor(y[:0]).dtype, device)
+        return cls(tuple(x.shape[1:]), torch.as_tensor(x[:0]).dtype, torch.as_tensor(y[:0]).dtype, device)
 
 
 def train(
@@ -83,6 +85,20 @@ def train(
     backend = backend_of(model, Examples.of(shards[0].x, shards[0].y, config.device))
     with products(config.precision, config.device):
         return backend.updates(layout, start, shards, rngs, config, batched)
+
+
+def train_resident(
+    model: nn.Module,
+    layout: Layout,
+    start: Tensor,
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    config: LocalTrainingConfig,
+) -> Tensor:
+    """Same as :func:`train`, from (n, d) parameters on the device to updates that stay there."""
+    backend = backend_of(model, Examples.of(shards[0].x, shards[0].y, config.device))
+    with products(config.precision, config.device):
+        return backend.updates(layout, start, shards, rngs, config, None)
 
 
 @lru_cache(maxsize=8)
@@ -130,15 +146,16 @@ class Backend:
     def updates(
         self,
         layout: Layout,
-        start: Vectors,
+        start: V,
         shards: Sequence[Shard],
         rngs: Sequence[np.random.Generator],
         config: LocalTrainingConfig,
         batched: bool | None,
-    ) -> Vectors:
-        """Return (n, d) updates; see :func:`train`."""
+    ) -> V:
+        """Return (n, d) updates; see :func:`train` and :func:`train_resident`."""
         if (trainer := config.plugins.trainer_class) is not None:
             name = f"trainer '{config.plugins.trainer}'"
+            assert isinstance(start, np.ndarray)
             return train_by(trainer, name, self.model, layout, start, shards, rngs, config)
         count = self._clients_at_once(layout, shards, config)
         if batched is None:
@@ -149,7 +166,7 @@ class Backend:
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
         order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # similar sizes train together
         groups = deque(np.array_split(order, -(-len(order) // count)))
-        updates = np.empty_like(start)
+        updates = _empty_like(start)
         while groups:
             group = groups.popleft()
             data = [shards[i] for i in group], [schedules[i] for i in group]
@@ -160,7 +177,8 @@ class Backend:
                     raise
                 free_device()
                 groups.extendleft(reversed(np.array_split(group, 2)))
-        return updates
+        moved: V = updates
+        return moved
 
     def _clients_at_once(self, layout: Layout, shards: Sequence[Shard], config: LocalTrainingConfig) -> int:
         if not self._on_cpu:
@@ -180,12 +198,13 @@ class Backend:
     def _one_after_the_other(
         self,
         layout: Layout,
-        start: Vectors,
+        start: V,
         shards: Sequence[Shard],
         rngs: Sequence[np.random.Generator],
         config: LocalTrainingConfig,
-    ) -> Vectors:
-        updates, model = np.empty_like(start), self._training
+    ) -> V:
+        updates = _empty_like(start)
+        model = self._training
         parameters = model.parameters
         for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
             x, y = on_device(shard, config.device)
@@ -200,30 +219,31 @@ class Backend:
                 index = torch.as_tensor(batch, device=config.device)
                 loss = config.loss(model(x[index]), y[index]).mean()
                 step(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True))
-            trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
-            updates[i] = trained - start[i]
-        return updates
+            trained = torch.cat([parameters[name].detach().reshape(-1) for name in layout.names])
+            updates[i] = (trained if isinstance(start, Tensor) else to_numpy(trained)) - start[i]
+        moved: V = updates
+        return moved
 
     def _together(
         self,
         step: Step,
         layout: Layout,
-        start: Vectors,
+        start: Vectors | Tensor,
         shards: Sequence[Shard],
         schedules: Sequence[Schedule],
         config: LocalTrainingConfig,
-    ) -> Vectors:
-        vectors = torch.tensor(start, device=config.device)
+    ) -> Vectors | Tensor:
+        vectors = start.clone() if isinstance(start, Tensor) else torch.tensor(start, device=config.device)
         parameters = layout.split(vectors)
         anchors = layout.split(vectors.clone()) if config.penalty.weight else parameters
         x, y, _ = padded(shards, config.device)
         rows = torch.arange(len(shards), device=config.device)[:, None]
         for index, weight in _padded_schedules(schedules, config.device):
             step(self.network, parameters, anchors, (x[rows, index], y[rows, index], weight), config)
-        return vectors.cpu().numpy() - start
+        return vectors - start if isinstance(start, Tensor) else to_numpy(vectors) - start
 
     def outputs(
-        self, layout: Layout, models: Vectors, x: npt.NDArray[np.float32]
+        self, layout: Layout, models: Vectors, x: npt.NDArray[np.float32] | Tensor, most: int = CHUNK
     ) -> Iterator[tuple[slice, Iterable[Tensor]]]:
         """Yield chunks of examples, and the outputs of each model for them.
 
@@ -231,6 +251,7 @@ class Backend:
             layout: of the parameters.
             models: (k, d) parameters.
             x: (n, *shape) examples.
+            most: examples of a chunk.
         """
         device, k = self._examples.device, len(models)
         parameters = layout.split(torch.as_tensor(models, device=device))
@@ -239,7 +260,7 @@ class Backend:
             parameters_by_model = [
                 {name: in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
             ]
-        chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and self._convolutional else _CHUNK
+        chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and self._convolutional else most
 
         def output(values: dict[str, Tensor], xb: Tensor) -> Any:
             return call(self.network, values, xb)
@@ -253,6 +274,10 @@ class Backend:
                 yield rows, chain_outputs(self.network, parameters, xb)
             else:  # small networks do not fill a GPU
                 yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
+
+
+def _empty_like(vectors: Vectors | Tensor) -> Any:
+    return torch.empty_like(vectors) if isinstance(vectors, Tensor) else np.empty_like(vectors)
 
 
 class _Training:

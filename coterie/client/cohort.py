@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,17 @@ def torch_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
+
+
+#: The first records of shards: the same object for each message, so that a GPU keeps them.
+_FIRST: WeakKeyDictionary[Shard, Shard] = WeakKeyDictionary()
+
+
+def _first(shard: Shard, count: int) -> Shard:
+    """Return a client's first records."""
+    if shard not in _FIRST or len(_FIRST[shard].y) != count:
+        _FIRST[shard] = replace(shard, x=shard.x[:count], y=shard.y[:count])
+    return _FIRST[shard]
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         shard = self.federation.shard(client.client_id)
         cut = self.plans and client.folder is None and isinstance(self.federation, Federation)
         most = self.plan(client.client_id).num_examples if cut else len(shard.y)
-        return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
+        return shard if len(shard.y) <= most else _first(shard, most)
 
     def rngs(self) -> list[np.random.Generator]:
         """Return a generator for each client in this round, independent of all other clients."""

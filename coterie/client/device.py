@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,6 +47,25 @@ def on_device(shard: Shard, device: str) -> tuple[Tensor, Tensor]:
     if shard not in _ON_GPU:
         _ON_GPU[shard] = torch.as_tensor(shard.x, device=device), torch.as_tensor(shard.y, device=device)
     return _ON_GPU[shard]
+
+
+def joined(shards: Sequence[Shard], device: str) -> tuple[Any, Any]:
+    """Return the examples and labels of all clients together: arrays, or tensors on a GPU."""
+    if device == "cpu":
+        return np.concatenate([shard.x for shard in shards]), np.concatenate([shard.y for shard in shards])
+    pairs = [on_device(shard, device) for shard in shards]
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def to_numpy(values: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array."""
+    return np.asarray(values.cpu().numpy())
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes of a GPU that are free, those of PyTorch's cache included."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def free_device() -> None:

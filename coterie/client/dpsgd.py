@@ -29,6 +29,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from coterie.client.backend import Examples, fast_network, padded
 from coterie.client.chains import chain_kind
-from coterie.client.device import products
+from coterie.client.device import free_device, free_memory, products
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.noisy_adam import NoisyAdam
 from coterie.client.penalties import NO_PENALTY, Penalty
@@ -294,7 +295,10 @@ def _train(
     )
     counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
     counting = any(dpsgd.noise_of_norms is not None for dpsgd in settings)
-    chunk = _chunk(len(shards) * clipping.numbers, min(dpsgd.memory_mb for dpsgd in settings))
+    memory_mb = min(dpsgd.memory_mb for dpsgd in settings)
+    if device != "cpu":
+        memory_mb = max(memory_mb, free_memory(device) >> 21)  # half of it, in MB
+    chunk = _chunk(len(shards) * clipping.numbers, memory_mb)
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
     adam = None if settings[0].optimizer == "sgd" else NoisyAdam(settings)
@@ -303,16 +307,16 @@ def _train(
         drawn = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
         return np.stack(drawn)
 
+    def sums(records: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        return clipping.sums(parameters, x[rows, records], y[rows, records], there, clips)
+
     for step, drawn in enumerate(_ahead(noise, max(dpsgd.steps for dpsgd in settings))):
         batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
         total = torch.as_tensor(drawn, device=device)
-        for begin in range(0, index.shape[1], chunk):
-            records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
-            there = records >= 0
-            clipped, norms = clipping.sums(parameters, x[rows, records], y[rows, records], there, clips)
+        for clipped, norms, there in _within_memory(sums, index, chunk, device):
             total += clipped
             if counting:
                 counts += short(norms, thresholds).where(there, 0).sum(1)
@@ -322,6 +326,23 @@ def _train(
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy(), counts.tolist()
+
+
+def _within_memory(
+    sums: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], index: npt.NDArray[np.int64], chunk: int, device: str
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield clipped sums and norms of chunks of records, and which count; halve chunks that exceed the memory."""
+    waiting = deque(np.array_split(index, range(chunk, index.shape[1], chunk), axis=1) if index.size else ())
+    while waiting:
+        some = waiting.popleft()
+        records = torch.as_tensor(some, device=device)
+        try:
+            yield *sums(records, records >= 0), records >= 0
+        except torch.OutOfMemoryError:
+            if some.shape[1] == 1:
+                raise
+            free_device()
+            waiting.extendleft(reversed(np.array_split(some, 2, axis=1)))
 
 
 def _ahead(draw: Callable[[int], T], count: int) -> Iterator[T]:

@@ -125,6 +125,13 @@ class Gradients(Protocol):
         """
 
 
+def _counted(values: Tensor, there: Tensor) -> Tensor:
+    """Return values of records with zeros for those that do not count, without a look at them on a GPU."""
+    if there.device.type == "cpu" and there.all():
+        return values
+    return values.where(there.reshape(-1, *[1] * (values.dim() - 1)), 0)
+
+
 @dataclass(frozen=True)
 class _Materialised:
     """Materialised float32 gradients. The sum reads the same numbers as the norm."""
@@ -150,7 +157,7 @@ class _Rows(_Materialised):
     def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
         total = weights.new_zeros(self.rows[0].numel())
         for rows, block_weights, there in zip(*map(self._blocks, (self.rows.flatten(1), weights, kept)), strict=True):
-            total += block_weights @ (rows.double() if there.all() else rows.where(there[:, None], 0).double())
+            total += block_weights @ _counted(rows, there).double()
         return total.reshape(self.rows.shape[1:])
 
     def _blocks(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -204,8 +211,7 @@ class _Products:
     def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
         total = weights.new_zeros(self.inputs.shape[1], self.slopes.shape[2], self.inputs.shape[2])
         for a, g, block_weights, there in self._blocks(self.inputs, self.slopes, weights, kept):
-            if not there.all():
-                a, g = (tensor.where(there[:, None, None, None], 0) for tensor in (a, g))
+            a, g = _counted(a, there), _counted(g, there)
             g = block_weights[:, None, None, None] * g
             # (k, d, rows T) times (k, rows T, p)
             total += g.permute(1, 2, 0, 3).flatten(2) @ a.double().permute(1, 0, 3, 2).flatten(1, 2)

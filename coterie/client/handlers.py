@@ -20,6 +20,8 @@ from flwr.common.logger import log
 from coterie.client import points
 from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
+from coterie.client.device import to_numpy
+from coterie.client.device_sums import clipped_total, stays_on_device, trained
 from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
@@ -118,6 +120,8 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
     assert not cohort.plans  # noisy updates are not summed before the server has validated them
 
     def add(cohort: Cohort) -> list[RecordDict | None]:
+        if stays_on_device(cohort, sums):
+            return _sum_on_device(cohort, sums)
         labels, redrawn, updates = train_without_dp(cohort)
         kept = _acceptable(cohort, updates, sums.plan)
         sums.add_rows(labels[kept], redrawn[kept], updates[kept])
@@ -127,10 +131,35 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
     return cohort.replies(add)
 
 
+def _sum_on_device(cohort: Cohort, sums: Summed) -> list[RecordDict | None]:
+    """Same as for :func:`train_and_sum` on a GPU, which keeps the updates."""
+    rngs = cohort.rngs()
+    labels, redrawn, used = _choose(cohort, rngs)
+    updates = trained(cohort, used, rngs)
+    labels, redrawn = cohort.labels(labels), cohort.labels(redrawn)
+    limits = _limits(cohort, sums.plan, updates.shape[1])
+    total, norms, kept = clipped_total(
+        updates, redrawn, sums.plan.num_clusters, sums.clip_norm, limits, shared=sums.shared
+    )
+    sums.add_total(labels[kept], total, norms[kept])
+    if not np.isfinite(norms).all():
+        _log_divergence()
+    rows = zip(cohort.clients, labels, redrawn, kept, strict=True)
+    return [
+        None if summed else _reply(cohort, client, label, other, to_numpy(updates[i]))
+        for i, (client, label, other, summed) in enumerate(rows)
+    ]
+
+
+def _limits(cohort: Cohort, plan: Plan, size: int) -> list[float]:
+    """Return the longest norm of each client's update that the plan allows."""
+    lr, first = cohort.config.training.lr, cohort.train_request.first_batch
+    return [plan.max_update_norm(client.client_id, size, lr, first) for client in cohort.clients]
+
+
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
     """Return which (n, d) updates are finite, and no longer than the plan allows."""
-    lr, first = cohort.config.training.lr, cohort.train_request.first_batch
-    limits = [plan.max_update_norm(client.client_id, updates.shape[1], lr, first) for client in cohort.clients]
+    limits = _limits(cohort, plan, updates.shape[1])
     finite = np.asarray(np.isfinite(updates).all(axis=1))
     if not np.isfinite(limits).any():
         return finite
@@ -178,11 +207,9 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
     request, models, layers, rngs = cohort.train_request, cohort.models, cohort.layers, cohort.rngs()
     nearest = request.assign == "nearest"
     if nearest:
-        labels = cohort.last_labels(otherwise=np.array([rng.integers(len(models)) for rng in rngs]))
+        used = labels = cohort.last_labels(otherwise=np.array([rng.integers(len(models)) for rng in rngs]))
     else:
-        labels = cohort.choose()
-        redrawn = _redraw(request, labels, len(models), rngs)
-    used = redrawn if request.rebalance_train == "assigned" else labels
+        labels, redrawn, used = _choose(cohort, rngs)
     start = layers.join(models[used], cohort.own)
     moved = train(cohort.network, layers.whole, start, cohort.shards, rngs, cohort.local_training)
     if not np.isfinite(moved).all():
@@ -197,6 +224,13 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
         for kept, label, values in zip(cohort.kept, labels, personal, strict=True):
             kept.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
+
+
+def _choose(cohort: Cohort, rngs: Sequence[np.random.Generator]) -> tuple[Labels, Labels, Labels]:
+    """Return the chosen labels, the redrawn labels, and the model that each client trains."""
+    labels = cohort.choose()
+    redrawn = _redraw(cohort.train_request, labels, len(cohort.models), rngs)
+    return labels, redrawn, redrawn if cohort.train_request.rebalance_train == "assigned" else labels
 
 
 @lru_cache(maxsize=1)

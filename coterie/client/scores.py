@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from coterie.client.backend import Examples, backend_of
-from coterie.client.device import products
+from coterie.client.backend import CHUNK, Examples, backend_of
+from coterie.client.device import free_device, joined, products, to_numpy
 from coterie.datasets import Shard, TestSet
 from coterie.tasks import AUTO, Task
 from coterie.wire.messages import Layout
@@ -33,7 +33,7 @@ def losses(
     """Return the (n, k) mean loss of every model on every client's training data; inf where it is not finite."""
     sizes = np.array([len(shard.y) for shard in shards])
     owner = np.repeat(np.arange(len(shards)), sizes)
-    x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
+    x, y = joined(shards, device)
     result = np.zeros((len(shards), len(models)))
     for j, model_losses in enumerate(_per_example(model, layout, models, x, y, device, loss)):
         result[:, j] = np.bincount(owner, weights=model_losses, minlength=len(shards)) / sizes
@@ -98,19 +98,20 @@ def accuracies(
 
 
 def _per_example(
-    model: nn.Module,
-    layout: Layout,
-    models: npt.NDArray[np.float32],
-    x: npt.NDArray[np.float32],
-    y: npt.NDArray[Any],
-    device: str,
-    score: Score,
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], x: Any, y: Any, device: str, score: Score
 ) -> list[FloatArray]:
-    """Return the (n,) scores of all examples, for every model."""
-    backend = backend_of(model, Examples.of(x, y, device))
-    scores = []
-    with products("float32", device):
-        for rows, outputs in backend.outputs(layout, models, x):
-            yb = torch.as_tensor(y[rows], device=device)
-            scores.append([score(output, yb) for output in outputs])
-    return [torch.cat(parts).double().cpu().numpy() for parts in zip(*scores, strict=True)]
+    """Return the (n,) scores of all examples, arrays or tensors on the device, for every model."""
+    backend, most = backend_of(model, Examples.of(x[:0], y[:0], device)), CHUNK
+    while True:
+        scores = []
+        try:
+            with products("float32", device):
+                for rows, outputs in backend.outputs(layout, models, x, most):
+                    yb = torch.as_tensor(y[rows], device=device)
+                    scores.append([score(output, yb) for output in outputs])
+            return list(to_numpy(torch.stack([torch.cat(parts) for parts in zip(*scores, strict=True)]).double()))
+        except torch.OutOfMemoryError:
+            if most == 1:
+                raise
+            free_device()
+            most //= 2

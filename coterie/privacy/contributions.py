@@ -117,6 +117,19 @@ class Summed(Contributions):
                 self.below[0] += short_updates(updates[begin : begin + many], self.plan.norm_threshold).sum()
         self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
 
+    def add_total(self, labels: IntArray, total: FloatArray, norms: FloatArray) -> None:
+        """Add the contributions of n clients in one draw, whose clipped updates are summed already.
+
+        Args:
+            labels: (n,) chosen labels.
+            total: (k, d) sums by redrawn label of updates of :func:`clip_to_unit`; the shared block is in row 0 only.
+            norms: (n,) of the updates before clipping.
+        """
+        self.sums[0] += total
+        self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
+        if self.plan.clip_share:
+            self.below[0] += np.where(norms < self.plan.norm_threshold, 0.5, -0.5).sum()
+
     @property
     def partial(self) -> Callable[[], Summed]:
         """Creates an empty container, to be merged into this one."""

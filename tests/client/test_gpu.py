@@ -15,11 +15,13 @@ from torch import nn
 from coterie import models as networks
 from coterie.client import backend, dpsgd
 from coterie.client import device as devices
-from coterie.client.backend import train
+from coterie.client.backend import train, train_resident
+from coterie.client.device_sums import clipped_total
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import accuracies, losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
+from coterie.privacy.clipping import clip_to_unit
 from coterie.wire.messages import Layout
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -69,6 +71,21 @@ def test_a_cohort_trains_as_its_clients_do(name, precision, device):
     share = {"float32": 1e-4, "tf32": 0.02, "bfloat16": 0.05}[precision]
     close(train(model, layout, start, shards, rngs(), fast, batched=True), wanted, share)
     close(train(model, layout, start, shards, rngs(), fast, batched=False), wanted, share)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sums_of_updates_that_stay_on_the_device(name, device):
+    model, layout, start = start_of(name)
+    shards, config = shards_of(name), LocalTrainingConfig(1, 4, 0.1)
+    updates = train(model, layout, start, shards, rngs(), config)
+    wanted = np.stack([clip_to_unit(updates[rows], 0.1).sum(axis=0) for rows in ([0, 2], [1])])
+    there, on_it = torch.tensor(start, device=device), dataclasses.replace(config, device=device)
+    moved = train_resident(model, layout, there, shards, rngs(), on_it)
+    assert moved.device.type == device
+    total, norms, kept = clipped_total(moved, np.array([0, 1, 0]), 2, 0.1, [np.inf] * 3)
+    close(total, wanted, 1e-4)
+    close(norms, np.linalg.norm(updates, axis=1), 1e-4)
+    assert kept.all()
 
 
 def test_bfloat16_changes_updates_a_little():
