@@ -727,8 +727,8 @@ MUTATIONS = [
     Mutation(
         "noise in the first step of a round alone",
         "coterie/client/dpsgd.py",
-        "total = torch.as_tensor(drawn, device=device)",
-        "total = torch.as_tensor(drawn, device=device) * (step == 0)",
+        "own.noise(rng, size) if step < own.steps else",
+        "own.noise(rng, size) if step == 0 else",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
@@ -737,6 +737,20 @@ MUTATIONS = [
         "            drawn = following.result()",
         "            following.result()",
         "tests/client/test_dpsgd.py::test_a_thread_that_draws_noise_ahead_draws_the_same",
+    ),
+    Mutation(
+        "noise of a GPU under a key that all clients share",
+        "coterie/client/dpsgd.py",
+        "DeviceNoise([rng.bytes(32) for rng in noises], device)",
+        "DeviceNoise([bytes(32) for rng in noises], device)",
+        "tests/client/test_device_noise.py::test_dp_sgd_on_a_device_draws_its_noise_there",
+    ),
+    Mutation(
+        "a GPU uses the words of its stream again",
+        "coterie/client/device_noise.py",
+        "self._block += blocks",
+        "self._block += 0",
+        "tests/client/test_device_noise.py::test_no_word_is_used_twice",
     ),
     Mutation(
         "sums on a GPU of updates that are not clipped",

@@ -46,6 +46,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from coterie.client.backend import Examples, fast_network, padded
 from coterie.client.chains import chain_kind
 from coterie.client.device import free_device, free_memory, products
+from coterie.client.device_noise import DeviceNoise, is_secret
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.noisy_adam import NoisyAdam
 from coterie.client.penalties import NO_PENALTY, Penalty
@@ -299,23 +300,18 @@ def _train(
     if device != "cpu":
         memory_mb = max(memory_mb, free_memory(device) >> 21)  # half of it, in MB
     chunk = _chunk(len(shards) * clipping.numbers, memory_mb)
-    clients = list(zip(settings, coins, noises, sizes, strict=True))
+    clients = list(zip(settings, coins, sizes, strict=True))
     idle = np.zeros(0, np.int64)
     adam = None if settings[0].optimizer == "sgd" else NoisyAdam(settings)
-
-    def noise(step: int) -> npt.NDArray[np.float64]:
-        drawn = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
-        return np.stack(drawn)
 
     def sums(records: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         return clipping.sums(parameters, x[rows, records], y[rows, records], there, clips)
 
-    for step, drawn in enumerate(_ahead(noise, max(dpsgd.steps for dpsgd in settings))):
-        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
+    for step, total in enumerate(_ahead(_noise(settings, noises, d, device), max(dpsgd.steps for dpsgd in settings))):
+        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, size in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
-        total = torch.as_tensor(drawn, device=device)
         for clipped, norms, there in _within_memory(sums, index, chunk, device):
             total += clipped
             if counting:
@@ -326,6 +322,27 @@ def _train(
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy(), counts.tolist()
+
+
+def _noise(settings: Sequence[DPSGD], noises: Generators, size: int, device: str) -> Callable[[int], Tensor]:
+    """Return what draws the (n, size) noise of a step in units of the clipping norm, 0 for clients that are done."""
+    if _makes_noise(device, noises):
+        streams = DeviceNoise([rng.bytes(32) for rng in noises], device)
+        stds = torch.tensor([own.noise_multiplier for own in settings], dtype=torch.float64, device=device)
+        steps = torch.tensor([own.steps for own in settings], device=device)
+        return lambda step: streams.gaussian(stds * (step < steps), size)
+    clients = list(zip(settings, noises, strict=True))
+
+    def noise(step: int) -> Tensor:
+        drawn = [own.noise(rng, size) if step < own.steps else np.zeros(size) for own, rng in clients]
+        return torch.as_tensor(np.stack(drawn), device=device)
+
+    return noise
+
+
+def _makes_noise(device: str, noises: Generators) -> bool:
+    """Whether a device draws noise itself."""
+    return device != "cpu" and all(map(is_secret, noises))
 
 
 def _within_memory(
