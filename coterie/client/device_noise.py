@@ -86,7 +86,7 @@ def key_stream(head: Tensor, tail: Tensor) -> Tensor:
         head: (12, ...) int32, constants and key.
         tail: (4, ...) int32, counter and nonce of each block, of a shape that fits the head's.
     """
-    shape = torch.broadcast_tensors(head[0], tail[0])[0].shape
+    shape = np.broadcast_shapes(head.shape[1:], tail.shape[1:])
     start = torch.cat([head.expand(-1, *shape), tail.expand(-1, *shape)])
     state = [word.clone() for word in start]
     for a, b, c, d in _QUARTERS * _DOUBLE_ROUNDS:
