@@ -109,7 +109,8 @@ def _per_example(
                 for rows, outputs in backend.outputs(layout, models, x, most):
                     yb = torch.as_tensor(y[rows], device=device)
                     scores.append([score(output, yb) for output in outputs])
-            return list(to_numpy(torch.stack([torch.cat(parts) for parts in zip(*scores, strict=True)]).double()))
+            found = [torch.cat(parts) for parts in zip(*scores, strict=True)]
+            return list(to_numpy(torch.stack(found).double())) if found else []  # without examples
         except torch.OutOfMemoryError:
             if most == 1:
                 raise
