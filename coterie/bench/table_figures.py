@@ -18,6 +18,8 @@ from coterie.report.plots import DASHED, GROUP_COLOURS, INK, MUTED, cycle, drawi
 Document = Mapping[str, Any]
 
 _ACROSS = 5
+# Of rows: no table has more that share a panel.
+_COLOURS = (*GROUP_COLOURS, INK, "#999999", "#882255", "#B8A032")
 
 
 def draw(document: Document, path: Path) -> Path:
@@ -132,7 +134,7 @@ def _grid(deep: int, wide: int, size: tuple[float, float], **options: Any) -> tu
 
 
 def _colour(index: int) -> str:
-    return cycle(GROUP_COLOURS, index)[0]
+    return cycle(_COLOURS, index)[0]
 
 
 def _pictures(document: Document) -> Figure:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.bench import table_figures
 from coterie.bench.outcome import latex
 from coterie.bench.table import read_table, table_names
 
@@ -30,6 +31,15 @@ def test_results_say_how_they_were_made_and_nothing_about_whose_machine_it_was()
         assert document["command"].startswith("coterie bench ")
         assert "dirty" not in document["machine"]["git-commit"]
         assert not re.search(r"/(work|tmp|home|root)/", path.read_text()), path.name
+
+
+def test_rows_that_share_a_panel_have_different_colours():
+    shared = [
+        len(table.rows) for table in map(read_table, table_names()) if table.plot in ("lines", "curves", "groups")
+    ]
+    colours = [table_figures._colour(number) for number in range(max(shared))]
+    assert max(shared) >= 9
+    assert len(set(colours)) == len(colours)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
