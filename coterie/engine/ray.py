@@ -54,7 +54,7 @@ def ray_workers(
     try:
         if folder is not None:
             _check_folder(Path(folder).absolute())
-        workers = RayWorkers(max(1, int(_cores() // (client_cpus or 1))), client_cpus or 1)
+        workers = RayWorkers(max(1, _actors(client_cpus or 1)), client_cpus or 1)
         try:
             yield workers
         finally:
@@ -131,6 +131,6 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _cores() -> float:
-    """Return the number of cores of all Ray nodes."""
-    return float(sum(node["Resources"].get("CPU", 0) for node in _nodes() if node["Alive"]))
+def _actors(cpus: int) -> int:
+    """Return how many actors with this number of cores the Ray nodes have room for."""
+    return sum(int(node["Resources"].get("CPU", 0) // cpus) for node in _nodes() if node["Alive"])

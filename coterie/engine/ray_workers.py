@@ -26,6 +26,8 @@ from coterie.rounds.exchange import PartialSums
 
 T = TypeVar("T")
 
+# Seconds for actors to start; others may use the cluster as well.
+_START_SECONDS = 60.0
 # Seconds for idle actors to reply after another one died; Ray needs about two to find out.
 _PING_SECONDS = 10.0
 # Seconds without any working actor after which calls fail.
@@ -58,6 +60,7 @@ class RayWorkers:
         self._busy: list[Any] = []
         self._closed = False
         self._start(count)
+        ray.wait(list(self._starting), num_returns=count, timeout=_START_SECONDS)  # or the first one computes all calls
 
     def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
         """Return the future result of ``call(content, *arguments)`` in an actor.
@@ -104,6 +107,7 @@ class RayWorkers:
         """Wait for an idle actor."""
         deadline = time.monotonic() + _NO_ACTOR_SECONDS
         with self._changed:
+            self._add_started()
             while not self._idle:
                 if self._closed:
                     raise RuntimeError("the run has ended")
@@ -113,7 +117,7 @@ class RayWorkers:
                     raise RuntimeError(f"no Ray actor has worked for {_NO_ACTOR_SECONDS:g} s")
                 self._changed.wait(_POLL_SECONDS)
                 self._add_started()
-            actor = self._idle.pop()
+            actor = self._idle.pop(0)  # the one that has waited longest
             self._busy.append(actor)
             return actor
 

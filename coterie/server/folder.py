@@ -155,10 +155,11 @@ class RunFolder(Recorder):
             ledger_fields[START] = start.entry
             private_folder(path / "start")
             _replace(path / _START, checkpoint_content(start.checkpoint, {}, {}))
+        # Before the ledger is locked: git, which this calls, holds the lock for a moment if this process is killed.
+        document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         for part in filter(_is_unfinished, [*path.iterdir()]):
             part.unlink()
-        document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         if origin is not None:
             _write_json(path / LOCAL, origin.to_json())
             config = config.with_data_dir(origin.folder)
