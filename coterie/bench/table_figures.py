@@ -18,6 +18,8 @@ from coterie.report.plots import DASHED, GROUP_COLOURS, INK, MUTED, cycle, drawi
 Document = Mapping[str, Any]
 
 _ACROSS = 5
+# Rows whose names have room inside a panel.
+_IN_PANEL = 6
 # Of rows: no table has more that share a panel.
 _COLOURS = (*GROUP_COLOURS, INK, "#999999", "#882255", "#B8A032")
 
@@ -83,10 +85,13 @@ def _lines(document: Document) -> Figure:
             if points:
                 _draw_band(axes, points, _colour(number), label=row["name"], marker="o", markersize=4)
         _finish(axes, document["title"] if many == 1 else key[1], _unit(columns[places[0]]), document["axis"])
-        if key != drawn[0] and axes.get_legend():
+        if axes.get_legend() and (key != drawn[0] or len(document["rows"]) > _IN_PANEL):
             axes.get_legend().remove()
     for axes in panels:
         axes.set_axis_off()
+    if len(document["rows"]) > _IN_PANEL:
+        names = grid[0, 0].get_legend_handles_labels()
+        figure.legend(*names, loc="outside lower center", ncols=_IN_PANEL, frameon=False, fontsize=8)
     return figure
 
 
