@@ -393,4 +393,6 @@ def supports_vmap(model: nn.Module, examples: Examples) -> bool:
 
 def in_form(value: Tensor, form: torch.memory_format) -> Tensor:
     """Return weights of convolutions with strides of this format, also those of one channel."""
-    return torch.empty_like(value, memory_format=form).copy_(value) if value.dim() == 4 else value
+    if value.dim() != 4 or form == torch.contiguous_format:
+        return value
+    return torch.empty_like(value, memory_format=form).copy_(value)

@@ -1,4 +1,4 @@
-"""The Ray engine: the local engine with actors of a Ray cluster, or of Ray on this machine, in place of processes."""
+"""The Ray engine: actors of Ray, on this machine or on a cluster, replace the worker processes of the local engine."""
 
 from __future__ import annotations
 

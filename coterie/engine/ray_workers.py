@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster in place of the worker processes of the local engine, and sums that are merged on each node.
+"""Ray actors that replace the worker processes of the local engine. Each node merges the sums of its clients.
 
 Only a program that runs on Ray imports this module.
 """
