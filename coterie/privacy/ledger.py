@@ -19,7 +19,7 @@ import math
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -162,6 +162,14 @@ class Ledger:
         self._held_out = held_out_epsilon(self.charges)
 
     @cached_property
+    def _by_round(self) -> defaultdict[int, list[dict[str, Any]]]:
+        """The charges of each round."""
+        rounds = defaultdict(list)
+        for charge in self.charges:
+            rounds[charge["round"]].append(charge)
+        return rounds
+
+    @cached_property
     def _live(self) -> dict[str, Accountant]:
         return {name: composed(self.events, name) for name in dict.fromkeys((self.accountant, "pld", "rdp"))}
 
@@ -218,7 +226,7 @@ class Ledger:
             LedgerError: the round was charged before, and clients of a slot contribute to a round once.
         """
         once = event.slot is not None and not self._several_runs
-        if once and any(c["round"] == number and event_of(c) == event for c in self.charges):
+        if once and event in count_events(self._by_round[number]):
             raise LedgerError(
                 f"round {number} was charged before: its clients cannot contribute again, continue with the next round"
             )
@@ -310,7 +318,7 @@ class Ledger:
 
     def is_charged(self, number: int, charges: Mapping[Event, int], digest: str) -> bool:
         """Whether the ledger contains these charges of a round for the request with this digest."""
-        made = count_events(c for c in self.charges if c["round"] == number and c.get("question") == digest)
+        made = count_events(c for c in self._by_round[number] if c.get("question") == digest)
         return all(made[event] >= count for event, count in charges.items())
 
     def replay_permit(self, number: int, event: Event) -> Permit:
@@ -352,6 +360,8 @@ class Ledger:
             text, chain = _chained(self._chain, charges)
             _append(self._file, self._path, text, self._then)
             self._chain, self._last_line = chain, len(text) - text.rfind(b"\n", 0, -1) - 1
+        for charge in charges:
+            self._by_round[charge["round"]].append(charge)
         self.charges += charges
         self._count += len(charges)
 
