@@ -118,6 +118,7 @@ def predicted(calls, cwd):
     return [list(csv.DictReader(answer.splitlines())) for answer in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 def test_predictions_of_another_process_equal_the_run_s_own_evaluation(trained, sites, tmp_path):
     networks = [{"model": "cnn-tiny", "rounds": 4}, {"strategy": "fedcam", "rounds": 4}]
     runs = [trained(**changes) for changes in [{}, {}, *networks, {"strategy": "fedavg", "clusters": 1}]]
@@ -595,8 +596,11 @@ def test_damaged_files_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"model": "cnn-tiny", "rounds": 4}, {"strategy": "fedcam", "rounds": 4}],
-    ids=["mlp", "cnn", "additive"],
+    [
+        pytest.param({}, id="mlp"),
+        pytest.param({"model": "cnn-tiny", "rounds": 4}, id="cnn", marks=pytest.mark.slow),
+        pytest.param({"strategy": "fedcam", "rounds": 4}, id="additive", marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_models_equal_the_pytorch_models(trained, sites, tmp_path, changes):
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -206,6 +206,7 @@ def test_files_and_pipes_get_no_colours(flower, monkeypatch, terminal):
     assert ("\x1b" in written.getvalue()) == terminal
 
 
+@pytest.mark.slow
 def test_warnings_of_a_run_in_a_pipe_have_no_colours(tmp_path):
     np.savez(tmp_path / "client-0.npz", x=np.full((20, 3), 1e3), y=np.arange(20) % 2)
     words = ["run", "--dataset", "own", "--data-dir", ".", "--set", "input-shape=3", "--set", "num-classes=2"]

@@ -124,6 +124,7 @@ for words in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_the_demo_runs_without_extras_and_a_data_set_names_the_one_that_it_needs(tmp_path):
     """torchvision is the one that a CPU-only PyTorch lacks most often."""
     raw = tmp_path / "MNIST" / "raw"

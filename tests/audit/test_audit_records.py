@@ -56,12 +56,14 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
     assert not broken("full batches")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
     monkeypatch.setattr(ghost, "_MARGIN", margin)
     assert len(broken("gradient of any norm")) == 5
 
 
+@pytest.mark.slow
 def test_an_adapter_that_counts_half_in_the_norm_of_a_record_is_found(monkeypatch):
     class Halved:
         def __init__(self, gradient):

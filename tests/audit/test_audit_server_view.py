@@ -24,6 +24,7 @@ def test_every_claim_holds_and_every_control_is_broken():
     assert attacks[0].survivors - attacks[0].plan.corrupt == attacks[0].plan.threshold(1) - 2 == 5
 
 
+@pytest.mark.slow
 def test_noise_that_counts_on_corrupt_clients_is_found(monkeypatch):
     monkeypatch.setattr(
         Secure, "layers", property(lambda plan: NoiseLayers.of(plan.noise_multiplier * STEPS, plan.clients, 7, 0))
@@ -31,6 +32,7 @@ def test_noise_that_counts_on_corrupt_clients_is_found(monkeypatch):
     assert failed() == [f"the server and 2 of {name}" for name in ATTACKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["update", "count", "sign"])
 def test_a_part_that_is_not_charged_is_found(monkeypatch, part):
     def factors(plan):
@@ -46,6 +48,7 @@ def test_a_part_that_is_not_charged_is_found(monkeypatch, part):
     assert "vector of any update" in failed()
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_not_clipped_is_found(monkeypatch):
     import numpy as np
 

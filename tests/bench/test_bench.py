@@ -177,6 +177,7 @@ def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
     assert draw(result, tmp_path / "curves.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_lines_are_drawn_over_their_data(tmp_path):
     some = read_table("rr-table9", rows=["IFCA", "FedAvg"])
     assert [row.name for row in some.rows] == ["FedAvg", "IFCA"]

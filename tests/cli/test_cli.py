@@ -228,6 +228,7 @@ def kill_after(process, path, number):
         process.wait()
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
     rounds = 16
     words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=4, reseed_every=1)

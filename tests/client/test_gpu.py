@@ -25,7 +25,11 @@ from coterie.privacy.clipping import clip_to_unit
 from coterie.wire.messages import Layout
 
 SHAPE, CLASSES = (1, 8, 8), 3
-NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, "resnet18-gn": (3, 8, 8), "lstm-char": (10,)}
+LARGE = "resnet18-gn"
+NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, LARGE: (3, 8, 8), "lstm-char": (10,)}
+BY_NAME = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == LARGE else name for name in NETWORKS]
+)
 
 
 @pytest.fixture(
@@ -73,7 +77,7 @@ def test_a_cohort_trains_as_its_clients_do(name, precision, device):
     close(train(model, layout, start, shards, rngs(), fast, batched=False), wanted, share)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@BY_NAME
 def test_sums_of_updates_that_stay_on_the_device(name, device):
     model, layout, start = start_of(name)
     shards, config = shards_of(name), LocalTrainingConfig(1, 4, 0.1)
@@ -107,7 +111,7 @@ def test_products_restores_the_precision():
         assert [kind.fp32_precision for kind in kinds] == before
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@BY_NAME
 def test_losses_of_all_models_in_one_pass(name, device, monkeypatch):
     model, layout, models = start_of(name)
     shards = shards_of(name)

@@ -45,6 +45,7 @@ def test_a_process_that_ignores_a_request_is_killed(tmp_path, monkeypatch):
     assert alive(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [True, False], ids=["the guard", "the next supervisor"])
 def test_a_killed_supervisor_leaves_nothing(tmp_path, waits):
     """Not even a process that ignores requests to end, or one in a session of its own."""

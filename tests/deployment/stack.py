@@ -5,7 +5,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,11 +43,11 @@ OF_RECORDS = {
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
 USER = "10001:10001" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
-_REGISTER_ALL = """
+_REGISTER = """
 import sys
 from flwr.cli.app import app
-for i in range(int(sys.argv[1])):
-    app(["supernode", "register", f"/keys/node-{i}.pub", "coterie", "--name", f"client-{i}"], standalone_mode=False)
+for i in map(int, sys.argv[1:]):
+    app(["supernode", "register", f"/nodes/node-{i}.pub", "coterie", "--name", f"client-{i}"], standalone_mode=False)
 """
 ENDED = ("finished:completed", "finished:failed", "finished:stopped")
 
@@ -83,10 +82,6 @@ def further_clients(clients: int) -> dict:
             entries = {name: entry for name, entry in whole[section].items() if of_client_2.search(name)}
             further[section] |= json.loads(of_client_2.sub(renamed, json.dumps(entries)))
         further["services"]["superlink"]["networks"][f"fleet-{client}"] = {}
-    for service in ("supernode", "clientapp"):  # the checks of so many containers take half a core
-        for client in range(clients):
-            of_service = further["services"].setdefault(f"{service}-{client}", {})
-            of_service.setdefault("healthcheck", {})["interval"] = "1m"
     return further
 
 
@@ -98,6 +93,7 @@ class Stack:
         self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
         self.started: list[str] = []
         self._results: dict[str, Path] = {}
+        self._containers: dict[str, str] = {}
         self._overrides: list[Path] = []
         self._environment = {
             **os.environ,
@@ -118,46 +114,42 @@ class Stack:
         data = [sys.executable, str(ROOT / "docker" / "demo" / "data.py"), str(self.data), str(self._clients)]
         subprocess.run(data, check=True)
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
+        if self._file == COMPOSE:  # checks of health take half a core, so they are frequent only while containers start
+            often = f"{max(2, self._clients // 2)}s"
+            checks = {"interval": "30s", "start_period": "1m", "start_interval": often}
+            clients = [f"{kind}-{i}" for kind in ("supernode", "clientapp") for i in range(self._clients)]
+            self.override({service: {"healthcheck": checks} for service in ("superlink", "serverapp", *clients)})
 
     def compose(self, *words, **options):
         files = [word for file in (self._file, *self._overrides) for word in ("-f", file)]
         return docker("compose", "-p", self.name, *files, *words, env=self._environment, **options)
 
-    def override(self, text: str) -> None:
+    def override(self, services: dict, **further: dict) -> None:
         """Something of compose.yml that is different here."""
-        file = self.folder / f"override-{len(self._overrides)}.yml"
-        file.write_text(text)
+        file = self.folder / f"override-{len(self._overrides)}.json"
+        file.write_text(json.dumps({"services": services, **further}))
         self._overrides.append(file)
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=300)
-        self._register_all()
+        self.register(*range(self._clients))
         self.compose("up", "--detach", "--wait", timeout=300)
 
-    def _register_all(self) -> None:
-        """As :meth:`register` for every client, with one start of the program."""
-        keys = self.folder / "public-keys"
-        keys.mkdir()
-        for i in range(self._clients):
-            shutil.copy(self.secrets / "nodes" / f"node-{i}.pub", keys)
-        subprocess.run(["chown", "-R", USER, str(keys)], check=True)
-        self.cli("python3", "-c", _REGISTER_ALL, self._clients, volumes=[f"{keys}:/keys:ro"])
+    def register(self, *clients: int) -> None:
+        """Registers the keys of nodes, with one start of the program."""
+        self.cli("python3", "-c", _REGISTER, *clients)
 
-    def register(self, i: int) -> None:
-        self.cli(
-            "flwr",
-            "supernode",
-            "register",
-            "/node.pub",
-            "coterie",
-            "--name",
-            f"client-{i}",
-            volumes=[f"{self.secrets}/nodes/node-{i}.pub:/node.pub:ro"],
-        )
+    def cli(self, *words, **options):
+        """Runs a command of the operator's, in one container for all of them: a new one takes seconds to start."""
+        if "cli" not in self._containers:
+            nodes = [f"{self.secrets}/nodes:/nodes:ro"]
+            self.override({"cli": {"command": ["sleep", "infinity"], "volumes": nodes}})
+            self.compose("up", "--detach", "--no-deps", "cli")
+        return self.execute("cli", *words, **options)
 
-    def cli(self, *words, volumes=(), **options):
-        mounts = [word for volume in volumes for word in ("--volume", volume)]
-        return self.compose("run", "--rm", "--no-deps", "-T", *mounts, "cli", *words, **options)
+    def execute(self, service: str, *words, **options):
+        """Runs a command in the container of a service."""
+        return docker("exec", self.container(service), *words, **options)
 
     def submit(self, **settings) -> str:
         """Start a run; its id."""
@@ -218,7 +210,10 @@ class Stack:
                 print(done.stdout + done.stderr)
 
     def container(self, service: str) -> str:
-        return self.compose("ps", "--quiet", "--all", service).stdout.strip()
+        """The id of a service's container, which a restart does not change."""
+        if service not in self._containers:
+            self._containers[service] = self.compose("ps", "--quiet", "--all", service).stdout.strip()
+        return self._containers[service]
 
     def pid(self, service: str) -> int:
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)).stdout)
@@ -270,13 +265,13 @@ class Stack:
 
     def paid(self, client: int) -> list[int]:
         """Rounds that the client has charged itself for, on its own disk."""
-        said = self.compose("exec", "-T", f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
+        said = self.execute(f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
         return [line["round"] for line in map(json.loads, said.splitlines()) if "charge" in line]
 
     def spent(self, service: str, client: int) -> dict:
         """What the client's own ledger comes to."""
         ledger = f"/state/client-{client}.ledger.jsonl"
-        return json.loads(self.compose("exec", "-T", service, "coterie", "privacy", "spent", ledger, "--json").stdout)
+        return json.loads(self.execute(service, "coterie", "privacy", "spent", ledger, "--json").stdout)
 
     def down(self) -> None:
         self.compose("--profile", "tools", "down", "--volumes", "--timeout", "3", check=False, timeout=120)

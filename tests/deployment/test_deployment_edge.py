@@ -41,7 +41,9 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
         BUDGET=str(folder / "budget"),
     )
-    edge.override("networks: {default: {external: true, name: coterie-test-server_fleet}}\n")  # the way to the server
+    edge.override(
+        {}, networks={"default": {"external": True, "name": "coterie-test-server_fleet"}}
+    )  # the way to the server
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
         server.register(0)

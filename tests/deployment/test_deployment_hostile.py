@@ -47,13 +47,8 @@ def stack(image, tmp_path_factory):
     deployment = Stack(tmp_path_factory.mktemp("hostile"), "coterie-hostile")
     deployment.folder.chmod(0o755)
     deployment.prepare()
-    deployment.override(
-        f"""services:
-  clientapp-2:
-    environment: {{PYTHONPATH: /hostile}}
-    volumes: ["{Path(__file__).parent / "hostile"}:/hostile:ro"]
-"""
-    )
+    code = f"{Path(__file__).parent / 'hostile'}:/hostile:ro"
+    deployment.override({"clientapp-2": {"environment": {"PYTHONPATH": "/hostile"}, "volumes": [code]}})
     try:
         deployment.up()
         yield deployment
@@ -67,7 +62,7 @@ def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(stack):
     assert [line["round"] for line in stack.lines("hostile")] == list(range(1, RUN["rounds"] + 1))
     said = [line for line in stack.log(run_id).splitlines() if " dropped: " in line]
     assert [why for why, line in zip(WHY, said, strict=True) if f"reply of client 2 dropped: {why}" not in line] == []
-    twice = stack.compose("exec", "-T", "clientapp-2", "cat", "/state/twice").stdout
+    twice = stack.execute("clientapp-2", "cat", "/state/twice").stdout
     assert twice.startswith(("sent", "refused")), twice
     models = stack.runs / "hostile" / "models" / "cluster-0.safetensors"
     length = np.sqrt(sum(np.sum(np.square(values.astype(np.float64))) for values in moved(models).values()))

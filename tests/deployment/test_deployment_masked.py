@@ -47,7 +47,7 @@ def stack(image, tmp_path_factory):
     folder.chmod(0o755)
     deployment = Stack(folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'roster="{ROSTER}"')
     deployment.prepare()
-    deployment.override(json.dumps(further_clients(CLIENTS)))
+    deployment.override(**further_clients(CLIENTS))
     try:
         deployment.compose("up", *(f"keys-{client}" for client in range(CLIENTS)))
         deployment.up()
@@ -58,7 +58,7 @@ def stack(image, tmp_path_factory):
 
 def bytes_of_nodes(stack):
     """Up, and down."""
-    return [int(number) for number in stack.compose("exec", "-T", "superlink", "python3", "-c", NODES).stdout.split()]
+    return [int(number) for number in stack.execute("superlink", "python3", "-c", NODES).stdout.split()]
 
 
 def test_ten_clients_mask_their_updates(stack, capsys):
@@ -85,10 +85,10 @@ def test_apps_have_signed_keys_and_not_those_of_their_nodes(stack):
     for client in (0, CLIENTS - 1):
         service = f"clientapp-{client}"
         assert stack.paid(client) == list(range(1, ROUNDS + 1))
-        audit = stack.compose("exec", "-T", service, "cat", f"/state/client-{client}.audit.jsonl").stdout
+        audit = stack.execute(service, "cat", f"/state/client-{client}.audit.jsonl").stdout
         asked = [entry["type"] for entry in map(json.loads, audit.splitlines()) if entry.get("round")]
         assert asked == ["train"] * ROUNDS + MASKED_STEPS * ROUNDS
-        listed = stack.compose("exec", "-T", service, "ls", "/run/secrets", "/state").stdout.split()
+        listed = stack.execute(service, "ls", "/run/secrets", "/state").stdout.split()
         assert {"roster.json", f"client-{client}.masking-key.signed"} <= set(listed)
         assert "node.key" not in listed
         assert f"client-{client}.open-round" not in listed

@@ -12,14 +12,14 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
 
 
 def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
-    rounds, network = 24, NetworkSpec("mlp-32", adapters="lora:rank=2")
+    rounds, network = 14, NetworkSpec("mlp-32", adapters="lora:rank=2")
     run = {**OF_RECORDS, "model": network.model, "adapters": network.adapters}
     run_id = stack.submit(**run, rounds=rounds, out="/runs/faults")
     stack.until(lambda: len(stack.lines("faults")) >= 1)
     stack.kill("supernode-0")  # comes back after more than 60 s, when the SuperLink takes it again
     stack.until(lambda: len(stack.lines("faults")) >= 3)
     with stack.cut_off("supernode-1", "fleet-1"):
-        time.sleep(90)
+        time.sleep(60)
     stack.until(lambda: len(stack.lines("faults")) >= 5)
     stack.kill("superlink")
     stack.until(lambda: len(stack.lines("faults")) >= 7)

@@ -54,7 +54,7 @@ def test_the_number_of_compositions_grows_with_the_logarithm_of_the_charges(monk
     calls, real = [], accounting.composed
     monkeypatch.setattr(accounting, "composed", lambda *given: calls.append(1) or real(*given))
     numbers = []
-    for rounds in (4 * EVERY, 8 * EVERY, 16 * EVERY):
+    for rounds in (2 * EVERY, 4 * EVERY, 8 * EVERY):
         accounting._composed_before.cache_clear()
         calls.clear()
         costs_of([(Event(1.0, 20.0), 1)] * rounds, accountant="rdp")

@@ -123,7 +123,10 @@ def released(path):
     return {line["round"]: {name: line.get(name) for name in names} for line in lines}
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+_FAST = ("ifca", "every round")
+
+
+@pytest.mark.parametrize("name", [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow) for n in EVALUATED])
 def test_masks_change_no_bit_of_an_evaluation(tmp_path, without_noise, monkeypatch, name):
     monkeypatch.setattr(in_process, "_CHUNK", 1)
     settings = SCORES | EVALUATED[name]
