@@ -29,7 +29,8 @@ LOSSES = (0.5, 1.0, 2.0)
 SIGNIFICANCE = 1e-7
 #: Each Clopper-Pearson bound holds with this probability.
 CONFIDENCE = 0.999
-_THRESHOLDS = 100
+# Odd: the median is one of them, and it lies between two worlds that are told apart entirely.
+_THRESHOLDS = 101
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from coterie.audit.clientapp import audit_client_app
+from coterie.audit.findings import dominance_test
 from coterie.audit.records import audit_records
 from coterie.client import dpsgd, ghost, record_level
 from coterie.datasets import Units
 from coterie.fields import UNIT_SHARES
-from coterie.privacy import ClientLedger, Streams, score_histograms
+from coterie.privacy import ClientLedger, Event, Streams, score_histograms
 from coterie.privacy import losses as noisy
 
 ANSWERS = 8000
@@ -120,6 +121,17 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
     uncharged, _ = audit_client_app(10)
     assert uncharged.violated
     assert uncharged.bound == 20  # one of each client in both worlds
+
+
+def test_worlds_that_are_told_apart_entirely_are_always_found():
+    """With as many draws as the next test, whatever the draws."""
+    rng, bounds = np.random.default_rng(0), set()
+    for _ in range(50):
+        worlds = rng.normal(0, 0.02, (250, 1)), rng.normal(4, 0.02, (250, 1))
+        found = dominance_test("dp-sgd", "victim", {Event(1.0, 1.0): 4}, worlds, confidence=1 - 1e-7)
+        assert found.violated
+        bounds.add(found.bound)
+    assert len(bounds) == 1
 
 
 @pytest.mark.slow

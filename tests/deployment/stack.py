@@ -126,7 +126,7 @@ class Stack:
 
     def override(self, services: dict, **further: dict) -> None:
         """Something of compose.yml that is different here."""
-        file = self.folder / f"override-{len(self._overrides)}.json"
+        file = self.folder / f"{self.name}-{len(self._overrides)}.json"
         file.write_text(json.dumps({"services": services, **further}))
         self._overrides.append(file)
 
