@@ -233,6 +233,7 @@ def test_the_page_says_how_good_predictions_are(hospital):
     assert "yes is positive" in page
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_at_the_site(hospital, coterie):
     folder, _ = hospital
     arguments = ("evaluate", folder / "run", folder / "client-0.csv")

@@ -8,6 +8,7 @@ from coterie.privacy.accounting import epsilon
 from coterie.privacy.filter import Filter
 
 
+@pytest.mark.slow
 def test_what_is_shipped_holds_and_the_control_is_broken():
     findings = audit_adaptive_servers(Streams(0), 2)
     assert [(f.violated, f.control) for f in findings] == [(False, False), (False, False), (True, True)]

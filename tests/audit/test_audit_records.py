@@ -26,6 +26,7 @@ def broken(attacks):
     return [f.attack for f in audit_records(Streams(0), ANSWERS, attacks) if f.failed]
 
 
+@pytest.mark.slow
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
     assert len(findings) == 14
@@ -48,6 +49,7 @@ def test_a_share_of_short_gradients_that_is_not_charged_is_found(monkeypatch):
     assert not broken("full batches")
 
 
+@pytest.mark.slow
 def test_batches_of_twice_the_rate_are_found(monkeypatch):
     def sample(self, coins, size):
         return np.flatnonzero(coins.random(size) < 2 * self.batch_size / self.num_examples)
@@ -83,6 +85,7 @@ def test_an_adapter_that_counts_half_in_the_norm_of_a_record_is_found(monkeypatc
     assert broken("gradient of any norm") == ["gradient of any norm (adapters beside frozen layers)"]
 
 
+@pytest.mark.slow
 def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
     def per_record(self, x, y, clip_norm):
         sums = [
@@ -104,6 +107,7 @@ def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
     assert broken("losses of models")
 
 
+@pytest.mark.slow
 def test_the_client_app_holds():
     uncharged, replies = audit_client_app(50)
     assert not uncharged.failed

@@ -357,6 +357,7 @@ def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
     assert "Accuracy" in (tmp_path / "one" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_report_compares_runs(coterie, tmp_path):
     tiny = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--seed", "1", "--json"]
     for name in ("one", "other"):

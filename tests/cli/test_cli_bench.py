@@ -3,6 +3,7 @@
 import io
 from importlib import import_module
 
+import pytest
 from commands import assert_refused, document
 from rich.console import Console
 
@@ -93,6 +94,7 @@ def test_a_bar_counts_reused_runs():
     assert "3/3" in screen.getvalue()
 
 
+@pytest.mark.slow
 def test_a_table_like_another_finds_its_runs(coterie, tmp_path):
     (tmp_path / "mine.toml").write_text(TABLE)
     other = (

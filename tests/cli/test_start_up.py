@@ -83,6 +83,7 @@ print(start_server().Pool(1).apply(os.getppid) > 1)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_server_of_workers_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, timeout=90, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True\n", "")

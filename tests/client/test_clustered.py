@@ -413,6 +413,7 @@ def joint(clients, rounds, **more):
     return Joint.calibrated(clients=clients, rounds=rounds, **{**numbers, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"rebalance_min": 10.0}])
 def test_a_certified_run_finds_the_groups(more):
     strategy = IFCA(joint(60, 10, **more), evaluate_every=0)

@@ -447,7 +447,17 @@ def made(tmp_path_factory):
     shutil.rmtree(home)
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Cases that take more than a second.
+LARGE = {
+    "10,000 columns.parquet",
+    "200,000 columns and one row.csv",
+    "4,000,000 columns.csv",
+    "long header.npz",
+    "rows.parquet",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in CASES])
 def test_a_hostile_file_is_rejected_or_its_record_left_out(made, name):
     path, (_, complaint, kept) = made(name), CASES[name]
     with pytest.raises(DataError, match=complaint) as refusal:

@@ -274,6 +274,7 @@ def run_of(folder, out, **changes):
         run.close()
 
 
+@pytest.mark.slow
 def test_labels_that_cannot_be_learned_are_not(sites, tmp_path):
     by_record = run_of(sites, tmp_path / "record", table_schema=str(sites / "plain.toml")).diagnostics
     by_patient = run_of(sites, tmp_path / "patient").diagnostics

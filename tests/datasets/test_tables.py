@@ -243,6 +243,7 @@ def test_parquet_is_the_same_table(tmp_path, table):
         read_table(tmp_path / "t.parquet", by)
 
 
+@pytest.mark.slow
 def test_a_text_that_a_parquet_file_repeats_takes_its_memory_once(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     import tracemalloc

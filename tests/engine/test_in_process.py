@@ -157,6 +157,7 @@ def test_data_that_cannot_be_loaded_fail_their_client_alone(workers, tmp_path):
         np.testing.assert_allclose(reply.update, expected[i], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
     deadly = {"x": np.full((10, 2), -9.0, np.float32), "y": np.arange(10) % 2}
     content, _ = own_data(tmp_path, {1: deadly}, model="toys:deadly")
@@ -182,6 +183,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_process():
     command, quiet = [sys.executable, "-c", KILLED], subprocess.DEVNULL
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as killed:
@@ -244,6 +246,7 @@ def die_within_a_result(_):
     os._exit(1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_worker_may_die_within_a_result(tmp_path):
     workers = Workers(2, ignore_progress)

@@ -87,6 +87,7 @@ json.dump(answers, sys.stdout)
 """
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_script_elsewhere(tmp_path):
     run, short = tmp_path / "run", tmp_path / "short"
     sealed.sign(sealed.make(run, sealed.joint()))

@@ -63,6 +63,7 @@ def test_the_number_of_compositions_grows_with_the_logarithm_of_the_charges(monk
     assert [after - before for before, after in pairwise(numbers)] == [64 * by_rdp_and_pld] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [EVERY, 10**9], ids=["now", "by a version that composed every charge"])
 def test_a_ledger_of_many_charges_is_checked(monkeypatch, every, tmp_path):
     rounds = EVERY + 14

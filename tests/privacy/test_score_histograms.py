@@ -24,6 +24,7 @@ NUMBERS = {"clients": 200, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 10
 COUNTS = st.lists(st.one_of(st.integers(0, 10**9), st.floats()), min_size=CELLS, max_size=CELLS)
 
 
+@pytest.mark.slow
 @given(COUNTS, COUNTS)
 @example([1e6] + [0.0] * 63, [-1e6] + [0.0] * 63)
 @example([1e6] + [0.0] * 63, [0.0] * 63 + [1e6])

@@ -77,6 +77,7 @@ def sites(tmp_path):
 # ---- runs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DECLARED)
 def test_a_run_on_archives(sites, coterie, task):
     archives(sites, task)

@@ -69,6 +69,7 @@ def test_a_client_moves_the_whole_release_by_at_most_the_claim():
     assert shift == pytest.approx(1 / plan.noise_multiplier, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_its_noise_is_the_planned_one():
     plan = adaptive(noise=2.0)
     shares = [released(plan, [], seed).below for seed in range(2000)]

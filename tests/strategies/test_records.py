@@ -579,6 +579,7 @@ def test_what_a_client_tells_is_clipped_and_divided_by_a_public_number(tmp_path)
     np.testing.assert_allclose(exact, [loss_at(p) for p in own], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_client_s_losses_has_the_planned_scale(tmp_path):
     """L loss_noise sqrt(compared) / N, for a part of the models as well. Fails for one fresh seed in 10,000."""
     terms = client_plan(compared=4000, loss_noise=0.3, models_per_message=4000)
