@@ -51,7 +51,7 @@ ALLOWED = {
     "handover": {"deploy", "files", "privacy", "report", "results", "settings"},
     "guard": {"client", "fields", "files", "logs", "models", "privacy", "wire"},
     "inference": {"client", "datasets", "fields", "files", "models", "results", "settings", "tasks", "wire"},
-    "report": {"files", "models", "privacy", "results", "settings", "strategies", "tasks"},
+    "report": {"fields", "files", "models", "privacy", "results", "settings", "strategies", "tasks"},
     "server": {
         "client",
         "datasets",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from coterie.fields import MAX_SAMPLED_TESTS
 from coterie.report import formats
 from coterie.report.comparison import Comparison
 from coterie.report.evidence import Pairs, leaves, numbered_files, read_pairs, split_rounds
@@ -58,6 +59,8 @@ def accuracy_graphic(run: Run) -> Graphic | None:
     if drawn:
         lowest = f" the {len(drawn)} with the lowest accuracy of" if len(drawn) < len(last) else ""
         caption += f", and in colour{lowest} the hidden groups; the grey line is the mean over all clients"
+    if len(rounds) > 1 and not run.noisy:
+        caption += f". Only the last evaluation reads more than {MAX_SAMPLED_TESTS:,} held-out records of a client"
     by_round = [dict(zip(*group, strict=True)) for group in groups]
     rows = [
         [number, value, *(values.get(number) for values in by_round)]

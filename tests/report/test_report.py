@@ -395,7 +395,9 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert "Worst group" not in text
     assert "Noise ± 1 points standard deviation of the noise on the accuracy" in text
     assert "only the mean over all clients is released" in text
-    ((heading, figure),) = accuracy_graphic(run).panels
+    graphic = accuracy_graphic(run)
+    assert "held-out records" not in graphic.caption
+    ((heading, figure),) = graphic.panels
     assert heading.startswith("noisy mean")
     assert figure.axes[0].get_ylabel() == "noisy mean accuracy"
     assert len(figure.axes[0].lines) == 1
@@ -514,6 +516,7 @@ def test_a_panel_for_all_clients_and_one_for_each_group(tmp_path):
     assert first == ([2, 4], pytest.approx([0.2, 0.4]))
     assert second == ([2, 4], pytest.approx([0.48, 0.96]))
     assert len({figure.axes[0].get_ylim() for _, figure in graphic.panels}) == 1
+    assert graphic.caption.endswith("Only the last evaluation reads more than 2,000 held-out records of a client.")
     assert graphic.data.heads == ("round", "all clients", "group 0", "group 1")
     assert graphic.data.rows[1] == [4, *map(pytest.approx, (0.8, 0.4, 0.96))]
     ((_, figure),) = epsilon_graphic(run).panels
