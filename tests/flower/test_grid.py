@@ -24,6 +24,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from coterie.client.kept_states import KeptStates, write_states
+from coterie.client.state import StateFile
 from coterie.flower.grid import with_retries
 from coterie.server import app as server_app
 from coterie.settings import ConfigError
@@ -287,6 +289,21 @@ def test_a_serverapp_s_grid_is_persistent(slept, monkeypatch, tmp_path):
     values = {"rounds": 1, "seed": 1, "out": str(tmp_path / "run")}
     server_app.app(link, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=values))
     assert link.calls == ["nodes", "nodes"]
+
+
+def test_a_serverapp_continues_with_the_states_that_the_local_engine_left(slept, monkeypatch, tmp_path):
+    monkeypatch.setattr(server_app, "run", lambda folder, grid: None)
+    values = {"rounds": 1, "seed": 1, "out": str(tmp_path / "run")}
+
+    def started(**more):
+        server_app.app(SuperLink(), Context(1, 0, {}, RecordDict(), run_config={**values, **more}))
+
+    started()
+    states = KeptStates(tmp_path / "run" / "clients")
+    states.begin(0)
+    write_states(states.new_file(), {5: {"own": np.ones(3)}})
+    started(resume=True)
+    assert StateFile(tmp_path / "run" / "clients", 5).read()["own"].tolist() == [1, 1, 1]
 
 
 def test_a_serverapp_refuses_settings_of_the_engine_that_runs_it(tmp_path):
