@@ -69,11 +69,12 @@ def test_sums_give_the_models_of_messages(strategy, unit, tmp_path):
         assert grid.summed == 0
 
 
-@pytest.mark.parametrize("model", ["mlp-32", pytest.param("cnn-tiny", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp-32", "cnn-tiny"])
 def test_the_number_of_workers_changes_no_model(model, tmp_path):
     given = settings(strategy="ifca", model=model, rounds=1, **{"sampling-rate": 1.0})
     _, alone = outcome(tmp_path / "0", given, Counting(CLIENTS))
-    for workers in (1, 4):
+    for workers in (1, 2, 4):
         grid = Counting(CLIENTS, workers)
         _, together = outcome(tmp_path / str(workers), given, grid)
         agree(alone, together, 1e-6)
