@@ -164,7 +164,8 @@ class Backend:
         if step is None:
             return self._one_after_the_other(layout, start, shards, rngs, config)
         schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
-        order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # similar sizes train together
+        # Similar numbers of steps train together, more steps first.
+        order = np.argsort([-len(batches) for batches in schedules], kind="stable")
         groups = deque(np.array_split(order, -(-len(order) // count)))
         updates = _empty_like(start)
         while groups:
@@ -234,12 +235,16 @@ class Backend:
         config: LocalTrainingConfig,
     ) -> Vectors | Tensor:
         vectors = start.clone() if isinstance(start, Tensor) else torch.tensor(start, device=config.device)
-        parameters = layout.split(vectors)
-        anchors = layout.split(vectors.clone()) if config.penalty.weight else parameters
+        origins = vectors.clone() if config.penalty.weight else vectors
         x, y, _ = padded(shards, config.device)
         rows = torch.arange(len(shards), device=config.device)[:, None]
+        running = 0
         for index, weight in _padded_schedules(schedules, config.device):
-            step(self.network, parameters, anchors, (x[rows, index], y[rows, index], weight), config)
+            if running != len(index):
+                running = len(index)
+                parameters, anchors = (layout.split(values[:running]) for values in (vectors, origins))
+            batch = x[rows[:running], index], y[rows[:running], index], weight
+            step(self.network, parameters, anchors, batch, config)
         return vectors - start if isinstance(start, Tensor) else to_numpy(vectors) - start
 
     def outputs(
@@ -314,7 +319,7 @@ def _step_by_vmap(
     # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
     total, named = (losses * weight.flatten()).sum(), list(parameters.values())
     gradients = torch.autograd.grad(total, named, allow_unused=True, materialize_grads=True)
-    descend(parameters.values(), gradients, anchors.values(), config, running=weight.any(dim=1))
+    descend(parameters.values(), gradients, anchors.values(), config)
 
 
 def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
@@ -330,8 +335,12 @@ def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[i
 
 
 def _padded_schedules(schedules: Sequence[Schedule], device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (n, b) indices of every step, and weights that average over each true batch and are 0 on padding."""
+    """Yield (m, b) indices of every step, and weights that average over each true batch and are 0 on padding.
+
+    Only the m clients that take the step have a row: schedules with more steps come first.
+    """
     steps = max(map(len, schedules))
+    running = [sum(len(batches) > step for batches in schedules) for step in range(steps)]
     width = max((len(batch) for batches in schedules for batch in batches), default=0)
     index = np.zeros((steps, len(schedules), width), np.int64)
     weight = np.zeros((steps, len(schedules), width), np.float32)
@@ -339,7 +348,8 @@ def _padded_schedules(schedules: Sequence[Schedule], device: str) -> Iterator[tu
         for step, batch in enumerate(batches):
             index[step, i, : len(batch)] = batch
             weight[step, i, : len(batch)] = 1 / len(batch)
-    return zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True)
+    both = torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device)
+    return ((indices[:m], weights[:m]) for indices, weights, m in zip(*both, running, strict=True))
 
 
 def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple[nn.Module, torch.memory_format]:

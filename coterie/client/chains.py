@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from coterie.client.sgd import LocalTrainingConfig, pull
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.models import is_plain
 
 _ATEN = torch.ops.aten
@@ -90,7 +90,7 @@ def step_of_chain(
     slope.scatter_add_(2, y[..., None], slope.new_full((*y.shape, 1), -1))
     slope *= weight[..., None]
     if config.penalty.weight:
-        pulls = {name: pull(value, anchors[name], config, weight.any(dim=1)) for name, value in parameters.items()}
+        pulls = {name: config.penalty.gradient(value, anchors[name]) for name, value in parameters.items()}
     last = next(i for i, call in enumerate(calls) if isinstance(call.layer, nn.Conv2d | nn.Linear))
     for call in reversed(calls[last:]):
         slope = _backward(call, parameters, slope, config.lr, inner=call is not calls[last])

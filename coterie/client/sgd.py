@@ -67,16 +67,12 @@ Step: TypeAlias = Callable[
 
 @torch.no_grad()
 def descend(
-    values: Iterable[Tensor],
-    gradients: Iterable[Tensor],
-    anchors: Iterable[Tensor],
-    config: LocalTrainingConfig,
-    running: Tensor | None = None,
+    values: Iterable[Tensor], gradients: Iterable[Tensor], anchors: Iterable[Tensor], config: LocalTrainingConfig
 ) -> None:
-    """Take one step of SGD; of clients in one batch only those that are ``running``, (n,), have steps left."""
+    """Take one step of SGD."""
     for value, gradient, anchor in zip(values, gradients, anchors, strict=True):
         if config.penalty.weight:
-            gradient = gradient + pull(value, anchor, config, running)
+            gradient = gradient + config.penalty.gradient(value, anchor)
         value.sub_(gradient, alpha=config.lr)
 
 
@@ -98,14 +94,9 @@ def stepper(
 
     def step(gradients: Sequence[Tensor]) -> None:
         if config.penalty.weight:
-            pairs = zip(gradients, values, anchors, strict=True)
-            gradients = [gradient + pull(value.detach(), anchor, config) for gradient, value, anchor in pairs]
+            pairs = zip(values, anchors, strict=True)
+            pulls = [config.penalty.gradient(value.detach(), anchor) for value, anchor in pairs]
+            gradients = [gradient + pull for gradient, pull in zip(gradients, pulls, strict=True)]
         take(gradients)
 
     return step
-
-
-def pull(value: Tensor, anchor: Tensor, config: LocalTrainingConfig, running: Tensor | None = None) -> Tensor:
-    """Return the gradient of the penalty; zero for clients that have no steps left."""
-    gradient = config.penalty.gradient(value, anchor)
-    return gradient if running is None else gradient * running.view(-1, *[1] * (value.dim() - 1))

@@ -41,8 +41,9 @@ from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
-# Calls per worker and round of training: more balance clients of different sizes, fewer cost less.
-_UNITS = 4
+# Calls per worker and round of training: several balance clients of different sizes, fewer cost less.
+# One call of this many clients is balanced too, since calls with sums take turns with the clients.
+_UNITS, _MANY = 4, 32
 # Calls per worker that wait or whose replies are not consumed yet, and bytes of models from which it is 1.
 _AHEAD = 2
 _LARGE = 1 << 25
@@ -122,7 +123,7 @@ class LocalGrid(SingleProcessGrid):
         return (reply for reply in self._run(requests) if isinstance(reply, Message))
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
-        chunks, pending = self._chunks(requests), deque[_Call]()
+        chunks, pending = self._chunks(requests, new_sums is not None), deque[_Call]()
         ahead = self._ahead(requests)
         repeated: list[Message] = []
         while True:
@@ -156,7 +157,7 @@ class LocalGrid(SingleProcessGrid):
         assert content is not None
         return _reply(message, content)
 
-    def _chunks(self, requests: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    def _chunks(self, requests: Sequence[Message], summed: bool) -> Iterator[Sequence[Message]]:
         """Split messages into chunks of bounded length with the same content and message type."""
         alike = itertools.groupby(requests, key=lambda m: (m.metadata.message_type, id(m.content)))
         for _, run in alike:
@@ -164,9 +165,12 @@ class LocalGrid(SingleProcessGrid):
             size = 1 if _runs_one_by_one(group[0]) else _CHUNK
             size = min(size, max(1, _MODELS // max(payload(group[0].content), 1)))
             if self._count:
-                units = 1 if group[0].metadata.message_type == EVALUATE else _UNITS
-                size = min(size, -(-len(group) // (self._count * units)))
-            yield from (group[begin : begin + size] for begin in range(0, len(group), size))
+                share = -(-len(group) // self._count)
+                once = group[0].metadata.message_type == EVALUATE or (summed and share >= _MANY)
+                size = min(size, share if once else -(-share // _UNITS))
+            calls = -(-len(group) // size)
+            for number in range(calls):
+                yield group[number::calls] if summed else group[number * size : (number + 1) * size]
 
     def _ahead(self, requests: Sequence[Message]) -> int:
         """Return how many calls wait or have replies that are not consumed yet."""

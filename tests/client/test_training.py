@@ -122,6 +122,28 @@ def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
         train(*setup("mlp-32", shards), hyper, batched=True)
 
 
+@pytest.mark.parametrize("layer", [nn.ReLU, nn.Tanh])
+def test_clients_that_are_done_take_no_part_in_further_steps(layer, monkeypatch):
+    """The network with ReLU is trained by hand, the other one by vmap."""
+    network, clients, real = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), layer(), nn.Linear(5, 3)), [], Backend._step
+
+    def counting(self, config):
+        step = real(self, config)
+
+        def counted(model, parameters, anchors, batch, config):
+            clients.append({len(values) for values in (*parameters.values(), *anchors.values(), *batch)})
+            step(model, parameters, anchors, batch, config)
+
+        return counted
+
+    monkeypatch.setattr(Backend, "_step", counting)
+    shards = [shard(size, seed=i) for i, size in enumerate([1, 12, 5, 2])]
+    start = np.tile(Layout.of(network.state_dict()).flatten(network.state_dict()), (4, 1))
+    rngs = [np.random.default_rng(i) for i in range(4)]
+    train(network, Layout.of(network.state_dict()), start, shards, rngs, LocalTrainingConfig(1, 4, 0.1), batched=True)
+    assert clients == [{4}, {2}, {1}]
+
+
 def test_the_backend_of_a_network_is_chosen_once(monkeypatch):
     asked, shards = [], [shard(5)]
     monkeypatch.setattr(backend, "chain_kind", lambda *given: asked.append(given) or chain_kind(*given))

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from flwr.app import Message, RecordDict
 from safetensors.numpy import load_file
 
 from coterie.engine.in_process import LocalGrid, SummingGrid
@@ -79,6 +80,23 @@ def test_the_number_of_workers_changes_no_model(model, tmp_path):
         _, together = outcome(tmp_path / str(workers), given, grid)
         agree(alone, together, 1e-6)
         assert grid.summed == CLIENTS
+
+
+class Idle:
+    """A pool of two workers, which no call reaches."""
+
+    count = 2
+
+
+@pytest.mark.parametrize(("clients", "calls"), [(100, 2), (62, 8), (9, 5)])
+def test_calls_with_sums_take_turns_with_the_clients(clients, calls):
+    """Natural clients are in the order of their sizes; the calls of workers with many clients each are few."""
+    grid, content = LocalGrid(clients, workers=Idle()), RecordDict()
+    messages = [Message(content, dst_node_id=node, message_type="train") for node in range(1, clients + 1)]
+    chunks = [[message.metadata.dst_node_id for message in some] for some in grid._chunks(messages, summed=True)]
+    assert chunks == [list(range(1, clients + 1))[first::calls] for first in range(calls)]
+    others = [message.metadata.dst_node_id for some in grid._chunks(messages, summed=False) for message in some]
+    assert others == list(range(1, clients + 1))
 
 
 def test_updates_that_the_server_drops_are_dropped_with_their_reason(tmp_path, monkeypatch):
