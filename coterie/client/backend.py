@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -172,7 +173,8 @@ class Backend:
             group = groups.popleft()
             data = [shards[i] for i in group], [schedules[i] for i in group]
             try:
-                updates[group] = self._together(step, layout, start[group], *data, config)
+                with self._threads():
+                    updates[group] = self._together(step, layout, start[group], *data, config)
             except torch.OutOfMemoryError:
                 if len(group) == 1:
                     raise
@@ -195,6 +197,10 @@ class Backend:
         if self._by_hand(config) or not self._on_cpu:
             return count > 1 or self.chain != "image"  # a chain of images has only one group then
         return count >= _FEW and not self._convolutional
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """Let a group of linear chains on a CPU use one thread: others wait for each other at every small product."""
+        return _one_thread() if self._on_cpu and self.chain == "linear" else nullcontext()
 
     def _one_after_the_other(
         self,
@@ -279,6 +285,17 @@ class Backend:
                 yield rows, chain_outputs(self.network, parameters, xb)
             else:  # small networks do not fill a GPU
                 yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let PyTorch compute on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _empty_like(vectors: Vectors | Tensor) -> Any:

@@ -144,6 +144,18 @@ def test_clients_that_are_done_take_no_part_in_further_steps(layer, monkeypatch)
     assert clients == [{4}, {2}, {1}]
 
 
+@pytest.mark.parametrize(("name", "threads"), [("mlp-32", 1), ("cnn-tiny", 2)])
+def test_a_group_of_linear_chains_trains_on_one_thread(name, threads, monkeypatch):
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(Backend, "_together", lambda self, *given: seen.append(torch.get_num_threads()) or given[2])
+    torch.set_num_threads(2)
+    try:
+        train(*setup(name, [shard(4), shard(5)]), LocalTrainingConfig(1, 4, 0.1), batched=True)
+        assert (seen, torch.get_num_threads()) == ([threads], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_backend_of_a_network_is_chosen_once(monkeypatch):
     asked, shards = [], [shard(5)]
     monkeypatch.setattr(backend, "chain_kind", lambda *given: asked.append(given) or chain_kind(*given))
