@@ -1412,6 +1412,27 @@ MUTATIONS = [
         "tests/flower/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
     ),
     Mutation(
+        "a call with sums has neighbours only",
+        "coterie/engine/in_process.py",
+        "yield group[number::calls] if summed else group[number * size : (number + 1) * size]",
+        "yield group[number * size : (number + 1) * size]",
+        "tests/engine/test_sums.py::test_calls_with_sums_take_turns_with_the_clients",
+    ),
+    Mutation(
+        "clients that are done take further steps of their group",
+        "coterie/client/backend.py",
+        "((indices[:m], weights[:m]) for indices, weights, m in zip(*both, running, strict=True))",
+        "zip(*both, strict=True)",
+        "tests/client/test_training.py::test_clients_that_are_done_take_no_part_in_further_steps",
+    ),
+    Mutation(
+        "audit: no threshold between two worlds that are told apart",
+        "coterie/audit/findings.py",
+        "_THRESHOLDS = 101",
+        "_THRESHOLDS = 100",
+        "tests/audit/test_audit_records.py::test_worlds_that_are_told_apart_entirely_are_always_found",
+    ),
+    Mutation(
         "the certificate does not name the peak memory",
         "coterie/server/planning.py",
         '        "the peak memory of the run",\n',
