@@ -20,7 +20,7 @@ def script():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_command_in_order(tmp_path):
     shutil.copytree(ROOT, folder := tmp_path / "coterie", ignore=shutil.ignore_patterns(*_NOT_IN_A_CHECKOUT))
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COTERIE_DATA")}
@@ -30,7 +30,7 @@ def test_every_command_in_order(tmp_path):
         env=variables,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.count("the certificate matches the ledger") == 2

@@ -43,7 +43,7 @@ def test_every_benchmark_and_example_has_a_test():
 def run(file, *words, folder, **variables):
     command = [sys.executable, BENCHMARKS / file, *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -77,7 +77,7 @@ def test_every_benchmark_runs(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, BENCHMARKS)))},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)

@@ -57,7 +57,7 @@ def test_every_command_in_order(checkout, tmp_path):
                 until(lambda port=port: open_port(port), process, log)
                 continue
             done = subprocess.run(
-                ["bash", "-c", command], cwd=checkout, env=ended, capture_output=True, text=True, timeout=300
+                ["bash", "-c", command], cwd=checkout, env=ended, capture_output=True, text=True, timeout=600
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             printed.append(done.stdout + done.stderr)

@@ -131,9 +131,9 @@ class Stack:
         self._overrides.append(file)
 
     def up(self) -> None:
-        self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=300)
+        self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=600)
         self.register(*range(self._clients))
-        self.compose("up", "--detach", "--wait", timeout=300)
+        self.compose("up", "--detach", "--wait", timeout=600)
 
     def register(self, *clients: int) -> None:
         """Registers the keys of nodes, with one start of the program."""
@@ -164,7 +164,7 @@ class Stack:
         status = json.loads(self.cli("coterie", "status", "--run", run, "--json").stdout)
         return {**status, "run": status["runs"][0]}
 
-    def wait(self, run: str, seconds: float = 300) -> dict:
+    def wait(self, run: str, seconds: float = 600) -> dict:
         """Wait for the end of a run; its status."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -254,7 +254,7 @@ class Stack:
         file = self.runs / name / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def until(self, there: Callable[[], bool], seconds: float = 300) -> None:
+    def until(self, there: Callable[[], bool], seconds: float = 600) -> None:
         """Wait for something."""
         end = time.monotonic() + seconds
         while not there():

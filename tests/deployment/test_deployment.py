@@ -15,7 +15,7 @@ from coterie.server import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.run import run
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 PARITY = {
     **OWN_DATA,

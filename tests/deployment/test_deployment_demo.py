@@ -11,7 +11,7 @@ from stack import COMPOSE, ROOT, docker
 
 from coterie.deploy.app_bundle import bundle
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 
 def test_the_demo_of_a_clean_checkout(image, tmp_path):

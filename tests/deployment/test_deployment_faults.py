@@ -7,7 +7,7 @@ from stack import OF_RECORDS, OWN_DATA
 
 from coterie.privacy import read_ledger
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 
 def test_correlated_noise_and_a_serverapp_that_dies(stack):
@@ -30,7 +30,7 @@ def test_correlated_noise_and_a_serverapp_that_dies(stack):
     with stack.paused("clientapp-0"):  # the run cannot end before the kill
         stack.kill("serverapp")
         done = len(stack.lines("banded"))
-    stack.wait(run_id, seconds=180)
+    stack.wait(run_id, seconds=360)
     assert done < rounds
     resumed = stack.submit(**settings, resume=True)
     stack.complete(resumed)

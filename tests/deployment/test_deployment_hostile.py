@@ -11,7 +11,7 @@ from coterie.privacy import Streams
 from coterie.server import RunConfig
 from coterie.server.run import initial_models
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 RUN = {
     **OWN_DATA,

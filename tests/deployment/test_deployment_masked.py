@@ -9,7 +9,7 @@ from coterie.privacy import Streams, read_ledger
 from coterie.server import RunConfig
 from coterie.server.run import initial_models
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 CLIENTS, ROUNDS = 10, 3
 RUN = {

@@ -8,7 +8,7 @@ from stack import OF_RECORDS
 
 from coterie.models import NetworkSpec, constants_of, differing
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
 
 def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
@@ -28,7 +28,7 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
         stack.until(lambda: max(stack.paid(2)) == len(stack.lines("faults")) + 1)
         stack.kill("serverapp")
         done = len(stack.lines("faults"))
-    stack.wait(run_id, seconds=180)
+    stack.wait(run_id, seconds=360)
     assert 7 <= len(stack.lines("faults")) == done < rounds
     resumed = stack.submit(**run, rounds=rounds, out="/runs/faults", resume=True)
     stack.complete(resumed)

@@ -45,7 +45,7 @@ SETTINGS = {
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

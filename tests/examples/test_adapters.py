@@ -48,7 +48,7 @@ def test_its_adapters_are_87_numbers_of_the_last_layer(plays):
 def test_a_quick_run_prints_every_row(data_dir, tmp_path):
     words = [sys.executable, str(FOLDER / "adapters.py"), "--quick", "--out", str(tmp_path / "out.json")]
     done = subprocess.run(
-        words, env={**os.environ, "COTERIE_DATA": data_dir}, capture_output=True, text=True, timeout=300
+        words, env={**os.environ, "COTERIE_DATA": data_dir}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
