@@ -1428,8 +1428,8 @@ MUTATIONS = [
     Mutation(
         "audit: no threshold between two worlds that are told apart",
         "coterie/audit/findings.py",
-        "_THRESHOLDS = 101",
-        "_THRESHOLDS = 100",
+        "ranks = np.sort(np.append(np.linspace(0.02, 0.98, _THRESHOLDS), 0.5))",
+        "ranks = np.linspace(0.02, 0.98, _THRESHOLDS)",
         "tests/audit/test_audit_records.py::test_worlds_that_are_told_apart_entirely_are_always_found",
     ),
     Mutation(

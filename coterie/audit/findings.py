@@ -29,8 +29,7 @@ LOSSES = (0.5, 1.0, 2.0)
 SIGNIFICANCE = 1e-7
 #: Each Clopper-Pearson bound holds with this probability.
 CONFIDENCE = 0.999
-# Odd: the median is one of them, and it lies between two worlds that are told apart entirely.
-_THRESHOLDS = 101
+_THRESHOLDS = 100
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,9 @@ def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
 
 
 def _thresholds(learn: Pair) -> FloatArray:
-    return np.asarray(np.quantile(np.concatenate(learn), np.linspace(0.02, 0.98, _THRESHOLDS)))
+    """Return quantiles of both worlds; the median lies between two that are told apart entirely."""
+    ranks = np.sort(np.append(np.linspace(0.02, 0.98, _THRESHOLDS), 0.5))
+    return np.asarray(np.quantile(np.concatenate(learn), ranks))
 
 
 def _certified_deltas(learn: Pair, check: Pair, confidence: float) -> list[float]:
