@@ -192,7 +192,7 @@ def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
 
 
 def _thresholds(learn: Pair) -> FloatArray:
-    """Return quantiles of both worlds; the median lies between two that are told apart entirely."""
+    """Return quantiles of the scores of both worlds; the median separates two worlds that do not overlap."""
     ranks = np.sort(np.append(np.linspace(0.02, 0.98, _THRESHOLDS), 0.5))
     return np.asarray(np.quantile(np.concatenate(learn), ranks))
 

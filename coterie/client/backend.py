@@ -199,7 +199,10 @@ class Backend:
         return count >= _FEW and not self._convolutional
 
     def _threads(self) -> AbstractContextManager[None]:
-        """Let a group of linear chains on a CPU use one thread: others wait for each other at every small product."""
+        """Return a context that limits PyTorch to one thread for a group of linear chains on a CPU.
+
+        Their products are so small that several threads mostly wait for each other.
+        """
         return _one_thread() if self._on_cpu and self.chain == "linear" else nullcontext()
 
     def _one_after_the_other(
@@ -289,7 +292,7 @@ class Backend:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let PyTorch compute on one thread."""
+    """Limit PyTorch to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

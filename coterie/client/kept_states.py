@@ -4,7 +4,7 @@ Replacing one file per client in every round takes longer than training small mo
 
 =====================================  ==============================================================================
 ``clients/NUMBER-ROUND-NAME.states``   the states of the clients of one call in a round, as tensors ``CLIENT/NAME``
-``clients/client-I.safetensors``       the state of client I, older than all others: the run has ended
+``clients/client-I.safetensors``       the state of client I, older than all others: after the run, and for `flwr run`
 =====================================  ==============================================================================
 
 A client's state is in the file with the largest number that contains it. No file is deleted before the next round

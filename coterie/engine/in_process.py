@@ -42,7 +42,7 @@ from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
 # Calls per worker and round of training: several balance clients of different sizes, fewer cost less.
-# One call of this many clients is balanced too, since calls with sums take turns with the clients.
+# One call of this many clients is balanced too: with sums, each of n calls gets every n-th client.
 _UNITS, _MANY = 4, 32
 # Calls per worker that wait or whose replies are not consumed yet, and bytes of models from which it is 1.
 _AHEAD = 2

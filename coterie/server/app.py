@@ -158,7 +158,7 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
     check("flower.grid", "flower.backoff")
     settings = _with_roster(context.run_config) if deployed else context.run_config
     folder = open_folder(settings, runs, _check_engine, deployed=deployed)
-    KeptStates(folder.path / "clients").as_client_files()  # the local engine may have left some, if it was killed
+    KeptStates(folder.path / "clients").as_client_files()  # of a killed run of the local engine
     folder.on_audit, folder.seen_rosters = audit, runs / SEEN_FILE if deployed else None
     submission = submission_of(folder.config, grid.run.fab_hash if deployed else None)
     started = {"strategy": folder.config.run.strategy, "epsilon": finite(folder.plan.epsilon), **vars(submission)}

@@ -127,8 +127,8 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
     assert uncharged.bound == 20  # one of each client in both worlds
 
 
-def test_worlds_that_are_told_apart_entirely_are_always_found():
-    """With as many draws as the next test, whatever the draws."""
+def test_worlds_that_do_not_overlap_are_always_found():
+    """The bound is the same for all draws; the next test uses the same number of draws."""
     rng, bounds = np.random.default_rng(0), set()
     for _ in range(50):
         worlds = rng.normal(0, 0.02, (250, 1)), rng.normal(4, 0.02, (250, 1))

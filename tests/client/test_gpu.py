@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from tiers import mark_slow
 from torch import nn
 
 from coterie import models as networks
@@ -27,9 +28,7 @@ from coterie.wire.messages import Layout
 SHAPE, CLASSES = (1, 8, 8), 3
 LARGE = "resnet18-gn"
 NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, LARGE: (3, 8, 8), "lstm-char": (10,)}
-BY_NAME = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == LARGE else name for name in NETWORKS]
-)
+BY_NAME = pytest.mark.parametrize("name", mark_slow(NETWORKS, {LARGE}))
 
 
 @pytest.fixture(

@@ -123,7 +123,7 @@ def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
 
 
 @pytest.mark.parametrize("layer", [nn.ReLU, nn.Tanh])
-def test_clients_that_are_done_take_no_part_in_further_steps(layer, monkeypatch):
+def test_a_step_of_a_group_contains_clients_with_steps_left_only(layer, monkeypatch):
     """The network with ReLU is trained by hand, the other one by vmap."""
     network, clients, real = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), layer(), nn.Linear(5, 3)), [], Backend._step
 

@@ -14,6 +14,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from tiers import mark_slow
 
 from coterie.datasets import DataError, own_shard
 
@@ -457,7 +458,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in CASES])
+@pytest.mark.parametrize("name", mark_slow(CASES, LARGE))
 def test_a_hostile_file_is_rejected_or_its_record_left_out(made, name):
     path, (_, complaint, kept) = made(name), CASES[name]
     with pytest.raises(DataError, match=complaint) as refusal:

@@ -41,9 +41,8 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
         BUDGET=str(folder / "budget"),
     )
-    edge.override(
-        {}, networks={"default": {"external": True, "name": "coterie-test-server_fleet"}}
-    )  # the way to the server
+    way_to_server = {"external": True, "name": "coterie-test-server_fleet"}
+    edge.override({}, networks={"default": way_to_server})
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
         server.register(0)

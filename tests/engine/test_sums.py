@@ -83,14 +83,14 @@ def test_the_number_of_workers_changes_no_model(model, tmp_path):
 
 
 class Idle:
-    """A pool of two workers, which no call reaches."""
+    """A pool of two workers that receives no call."""
 
     count = 2
 
 
 @pytest.mark.parametrize(("clients", "calls"), [(100, 2), (62, 8), (9, 5)])
-def test_calls_with_sums_take_turns_with_the_clients(clients, calls):
-    """Natural clients are in the order of their sizes; the calls of workers with many clients each are few."""
+def test_a_call_with_sums_gets_every_nth_client(clients, calls):
+    """Natural clients may be sorted by size, so every call gets clients of all sizes."""
     grid, content = LocalGrid(clients, workers=Idle()), RecordDict()
     messages = [Message(content, dst_node_id=node, message_type="train") for node in range(1, clients + 1)]
     chunks = [[message.metadata.dst_node_id for message in some] for some in grid._chunks(messages, summed=True)]

@@ -35,7 +35,6 @@ def test_every_strategy_has_a_setting():
     assert {name.split()[0] for name in SOME} == set(STRATEGIES)
 
 
-@pytest.mark.slow
 def test_replies_that_are_changed_end_no_run_and_none_is_accepted_that_is_invalid():
     report = Campaign(seed=0, settings=SOME).run(400)
     assert report.findings == []

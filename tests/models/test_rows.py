@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tiers import mark_slow
 from torch import nn
 
 from coterie.models import FEATURES, MODELS, ModelError, build, checks, features, initialise
@@ -326,14 +327,10 @@ def test_networks_that_treat_every_example_by_itself_pass(check, make):
     check(make)
 
 
-BUILT_IN = [
-    pytest.param(name, kind, marks=pytest.mark.slow) if name == "resnet18-gn" else (name, kind)
-    for name, info in MODELS.items()
-    for kind in info.takes
-]
+BUILT_IN = [(name, kind) for name, info in MODELS.items() for kind in info.takes]
 
 
-@pytest.mark.parametrize(("name", "kind"), BUILT_IN)
+@pytest.mark.parametrize(("name", "kind"), mark_slow(BUILT_IN, {("resnet18-gn", "images")}))
 def test_built_in_networks_pass_with_other_parameters_too(monkeypatch, name, kind):
     """They are not checked in runs; here they are."""
     shape = {"images": (3, 16, 16), "vectors": (6,), "tokens": (20,)}[kind]

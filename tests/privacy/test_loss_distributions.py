@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as pld
+from tiers import mark_slow
 
 from coterie.privacy.accountants import Event, _symmetrised_pld
 from coterie.privacy.loss_distributions import on_arrays, poisson_gaussian
@@ -50,9 +51,7 @@ def assert_equal(ours, theirs):
 MANY = [(1.0, 0.3, 1e-3), (0.5, 0.3, 1e-3), (0.999, 0.5, 1e-3)]
 
 
-@pytest.mark.parametrize(
-    ("rate", "noise", "grid"), [pytest.param(*one, marks=pytest.mark.slow) if one in MANY else one for one in RELEASES]
-)
+@pytest.mark.parametrize(("rate", "noise", "grid"), mark_slow(RELEASES, MANY))
 def test_a_release_and_its_compositions(rate, noise, grid):
     ours, theirs = poisson_gaussian(noise, rate, grid), library(rate, noise, grid)
     assert_equal(ours, theirs)

@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from flwr.common.serde import recorddict_to_proto
+from tiers import mark_slow
 
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError
@@ -123,10 +124,7 @@ def released(path):
     return {line["round"]: {name: line.get(name) for name in names} for line in lines}
 
 
-_FAST = ("ifca", "every round")
-
-
-@pytest.mark.parametrize("name", [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow) for n in EVALUATED])
+@pytest.mark.parametrize("name", mark_slow(EVALUATED, EVALUATED.keys() - {"ifca", "every round"}))
 def test_masks_change_no_bit_of_an_evaluation(tmp_path, without_noise, monkeypatch, name):
     monkeypatch.setattr(in_process, "_CHUNK", 1)
     settings = SCORES | EVALUATED[name]
