@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
+from coterie.client.chains import chain_kind, step_of_chain
 from coterie.client.device import free_device, on_device, products, to_numpy
 from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, schedule, stepper
 from coterie.client.trainers import train_by
@@ -37,8 +37,8 @@ _IMAGES = 256
 _FEW = 4
 # Examples per forward pass; bounds memory.
 CHUNK = 4096
-# The same, for all models together, of convolutional networks on a CPU, whose activations then fit its cache.
-_IMAGE_CHUNK = 128
+# The same for convolutional networks on a CPU, whose activations then fit its cache.
+_IMAGE_CHUNK = 256
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 #: Parameters of several clients: an array, or a tensor on their device.
@@ -269,12 +269,12 @@ class Backend:
         """
         device, k = self._examples.device, len(models)
         parameters = layout.split(torch.as_tensor(models, device=device))
-        together = k > 1 and (self.chain == "image" or (not self._on_cpu and self._supports_vmap))
+        together = k > 1 and not self._on_cpu and self._supports_vmap  # small networks do not fill a GPU
         if not together:
             parameters_by_model = [
                 {name: in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
             ]
-        chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and self._convolutional else most
+        chunk = min(_IMAGE_CHUNK, most) if self._on_cpu and self._convolutional else most
 
         def output(values: dict[str, Tensor], xb: Tensor) -> Any:
             return call(self.network, values, xb)
@@ -282,12 +282,10 @@ class Backend:
         for begin in range(0, len(x), chunk):
             rows = slice(begin, begin + chunk)
             xb = torch.as_tensor(x[rows], device=device).contiguous(memory_format=self.form)
-            if not together:
-                yield rows, (output(one, xb) for one in parameters_by_model)
-            elif self.chain == "image":
-                yield rows, chain_outputs(self.network, parameters, xb)
-            else:  # small networks do not fill a GPU
+            if together:
                 yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
+            else:
+                yield rows, (output(one, xb) for one in parameters_by_model)
 
 
 @contextmanager

@@ -99,18 +99,6 @@ def step_of_chain(
             value.sub_(pulls[name], alpha=config.lr)
 
 
-def chain_outputs(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return the (k, b, classes) outputs of k models for the same examples.
-
-    Args:
-        model: a chain.
-        parameters: of the k models, (k, *shape) each.
-        x: (b, *shape) examples.
-    """
-    models = len(next(iter(parameters.values())))
-    return _forward(model, parameters, x.expand(models, *x.shape))[-1].after
-
-
 def _forward(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> list[_Call]:
     n = len(x)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.children())
