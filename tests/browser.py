@@ -21,7 +21,7 @@ _OPTIONS = (
     *("--force-device-scale-factor=1", "--font-render-hinting=none", "--disable-background-networking"),
     *("--force-color-profile=srgb", "--disable-lcd-text", "--disable-dev-shm-usage"),
 )
-_TIMEOUT = 60.0
+_TIMEOUT = 180.0
 #: Words, or parts of them between hyphens, that stand in two lines; not those in figures and in regions that scroll.
 BROKEN_WORDS = r"""[...document.querySelectorAll('main *')].flatMap(each => [...each.childNodes])
     .filter(node => node.nodeType === 3 && !node.parentElement.closest('svg, .scroll'))
@@ -31,6 +31,11 @@ BROKEN_WORDS = r"""[...document.querySelectorAll('main *')].flatMap(each => [...
         range.setEnd(node, word.index + word[0].length);
         return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1;
     }).map(word => word[0]))"""
+
+# Resolves when the last change is painted; a busy machine takes a moment.
+_PAINTED = """document.fonts.ready.then(() => new Promise(done => {
+    requestAnimationFrame(() => requestAnimationFrame(() => done(true)));
+}))"""
 
 
 class Browser:
@@ -114,6 +119,7 @@ class Browser:
     def screenshot(self, path: Path | None = None, *, whole: bool = False) -> bytes:
         """Return a PNG of the window, or of the whole page, and write it to ``path``."""
         options: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}
+        self.evaluate(_PAINTED)
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
