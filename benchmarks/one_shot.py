@@ -32,8 +32,8 @@ from sklearn.metrics.pairwise import euclidean_distances
 from coterie.client.gan_training import GANTraining, train_gans
 from coterie.clustering.dcn import DCN
 from coterie.datasets import Partition, federate
+from coterie.logs import set_progress_sink
 from coterie.models import GANS, build_gan, drawn, gan_for
-from coterie.progress import set_progress_sink
 from coterie.wire.messages import Layout
 
 # Records of which distances are taken.

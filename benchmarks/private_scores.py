@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, ndtri, softmax
 
-from coterie import performance
 from coterie.datasets import facts, own_federation
 from coterie.engine.in_process import SummingGrid
 from coterie.inference import load
@@ -41,6 +40,7 @@ from coterie.privacy.score_histograms import (
 )
 from coterie.rounds.score_estimates import estimate
 from coterie.server import RunConfig, RunFolder, run
+from coterie.tasks import performance
 
 EPSILON = 8.0
 FEATURES = 8

@@ -7,7 +7,6 @@ to, keep their modes, so that their owner may share them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
@@ -151,11 +150,6 @@ def spreadsheet_cell(value: Any) -> Any:
     except ValueError:
         return f"'{value}"
     return value
-
-
-def finite(value: float | None) -> float | None:
-    """Return ``value``, or None for infinity and NaN, which JSON lacks."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def read_object(path: Path, *, strict: bool = False) -> dict[str, Any]:

@@ -32,13 +32,13 @@ from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError
 from coterie.datasets import DataError, Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
+from coterie.fields.settings import ConfigError, flat
 from coterie.files import FileError, open_regular
 from coterie.models import merged
 from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
-from coterie.results import Outcome, Performance, read_config
-from coterie.settings import ConfigError, flat
-from coterie.tasks import Measure, Task, TaskError, named_task, survival
+from coterie.results import Outcome, read_config
+from coterie.tasks import Measure, Performance, Task, TaskError, named_task, survival
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 

@@ -1,8 +1,7 @@
-"""What apps write to Flower's log: one JSON object a line where COTERIE_LOG is json, and the progress of a run.
+"""What apps write to Flower's log, and progress reports of long-running tasks.
 
-After each round the ServerApp logs a message for people and one in JSON, ``progress {...}``. ``coterie status`` reads
-the latter from the log that a SuperLink keeps of a run. A client cannot forge one: text of clients never begins a
-message, and :func:`printable` escapes its line breaks.
+A line of the log is one JSON object where COTERIE_LOG is json. Progress goes to the log, to a callback, or to a queue
+that another process drains.
 """
 
 from __future__ import annotations
@@ -11,25 +10,23 @@ import json
 import logging
 import math
 import os
+import queue
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from coterie.files import finite
-from coterie.results import RoundRecord
-
+#: Called with one line of text for each report.
+ProgressCallback = Callable[[str], None]
 #: Fields of a JSON line beside time, level and message, where known; ``extra`` of a logging call may set it.
 FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "replies", "reason")
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_TEXT = re.compile(r"(?P<level>[A-Z]+) [-0-9:, ]*: +(?P<message>.*)")
-_PROGRESS = re.compile(r"progress (?P<json>\{.*\})")
+_COUNT = re.compile(r"([0-9]{1,9}) of ([0-9]{1,9})$")
 _NUMBERS = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
 # Kinds of warnings that are counted.
 _MAX_KINDS = 1000
-_TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies were dropped")
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -149,67 +146,72 @@ def collapsed_warnings() -> Iterator[None]:
                 logger.warning("%s more like: %s", count, repeated.first[pattern])
 
 
-def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
-    """The message of a finished round, and the ``extra`` that belongs to it.
+def ignore_progress(text: str) -> None:
+    """Drop a report; the default of every optional callback."""
 
-    Args:
-        record: the round, with ``replies`` only where participation is no secret.
-        rounds: number of rounds of the run.
+
+def _to_log(text: str) -> None:
+    from flwr.common.logger import log  # slow to import; commands without runs never log
+
+    log(logging.INFO, text)
+
+
+_sink: ProgressCallback = _to_log
+
+
+def report_progress(text: str) -> None:
+    """Send a report to the sink of this process."""
+    _sink(text)
+
+
+def set_progress_sink(sink: ProgressCallback | None) -> None:
+    """Send the reports of this process to ``sink``; None restores the log."""
+    global _sink
+    _sink = sink or _to_log
+
+
+def drain_progress(reports: Any) -> Iterator[str]:
+    """Take all reports from a queue, without waiting for more."""
+    with suppress(queue.Empty):
+        while True:
+            yield reports.get_nowait()
+
+
+def remaining(seconds: float) -> str:
+    """Return a remaining time in words, such as "about 3 min left"."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min left" if minutes < 90 else f"about {round(minutes / 60)} h left"
+
+
+def estimated(callback: ProgressCallback) -> ProgressCallback:
+    """Return a callback that adds the remaining time of a step to reports that end in "7 of 50".
+
+    Reports with the same text before these numbers belong to one step, whose pace is that since its first report.
     """
-    text = f"round {record.round}/{rounds}: epsilon {record.epsilon:.3f}"
-    extra: dict[str, Any] = {"rounds": rounds, "round": record.round, "epsilon": record.epsilon}
-    if (accuracy := record.mean_accuracy) is not None:
-        text += f", accuracy {100 * accuracy:.1f} %"
-        extra["accuracy"] = accuracy
-    if (replies := record.replies) is not None:
-        text += f", {replies['accepted']} of {replies['asked']} replies, {record.dropped} dropped"
-        extra["replies"] = replies
-    return f"{text} ({record.seconds or 0:.2f} s)", extra
+    began: dict[str, tuple[float, int]] = {}
+
+    def report(text: str) -> None:
+        match = _COUNT.search(text)
+        if match is not None:
+            now, done, total = time.monotonic(), int(match[1]), int(match[2])
+            start, first = began.setdefault(text[: match.start()], (now, done))
+            if first < done < total:
+                text += f", {remaining((now - start) / (done - first) * (total - done))}"
+        callback(text)
+
+    return report
 
 
-def progress_message(record: RoundRecord, rounds: int, submitter: str | None = None) -> str:
-    """The message that :func:`read_rounds` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
+def throttled(callback: ProgressCallback, seconds: float) -> ProgressCallback:
+    """Return a callback that drops reports within ``seconds`` of the last one that it passed on, or of this call."""
+    last = time.monotonic()
 
-    Args:
-        record: as for :func:`round_line`.
-        rounds: number of rounds of the run.
-        submitter: who has started it; None: that is not known.
-    """
-    values = {"round": record.round, "rounds": rounds, "epsilon": finite(record.epsilon)}
-    more = {"accuracy": finite(record.mean_accuracy), "dropped": record.dropped, "submitter": submitter}
-    return f"progress {json.dumps(values | {name: value for name, value in more.items() if value is not None})}"
+    def report(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > seconds:
+            callback(text)
+            last = time.monotonic()
 
-
-def read_rounds(log: str) -> dict[str, Any] | None:
-    """How far a run has come, by the progress messages of its log; None before the end of its first round.
-
-    Returns:
-        ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet),
-        ``dropped`` replies so far (None where that is secret until the end), and ``submitter`` if it is known.
-    """
-    progress: dict[str, Any] | None = None
-    for text in log.split("\n"):
-        level, message = _read(_COLOURS.sub("", text).strip())
-        if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
-            line = json.loads(match["json"])
-            progress = progress or {"accuracy": None, "dropped": None}
-            if "dropped" in line:
-                line["dropped"] += progress["dropped"] or 0
-            progress |= line
-            if progress["epsilon"] is None:
-                progress["epsilon"] = math.inf
-        elif progress and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
-            progress["dropped"] = int(match["dropped"])
-    return progress
-
-
-def _read(text: str) -> tuple[str, str]:
-    """Level and message of one line of a log, in either form; empty if it is neither."""
-    if text.startswith("{"):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            return "", ""
-        return str(line.get("level")), str(line.get("message"))
-    match = _TEXT.fullmatch(text)
-    return (match["level"], match["message"]) if match else ("", "")
+    return report

@@ -17,13 +17,14 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar
 
-from coterie.files import FileError, finite, read_bytes, read_object, read_text, write_atomic
+from coterie.fields.json_record import Record, plain
+from coterie.files import FileError, read_bytes, read_object, read_text, write_atomic
+from coterie.tasks import Performance
 
 CONFIG, METRICS, DIAGNOSTICS = "config.toml", "metrics.jsonl", "diagnostics.jsonl"
 RESULT, LAST_DIAGNOSTICS = "result.json", "diagnostics.json"
@@ -35,44 +36,6 @@ _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 Numbers = tuple[float, ...]
 Integers = tuple[int, ...]
 R = TypeVar("R", bound="Record")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """Base of types that are stored as JSON. A field that is None or empty is not stored."""
-
-    #: Fields that are stored even then, and fields that are stored in another file.
-    always: ClassVar[frozenset[str]] = frozenset()
-    elsewhere: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    @cache
-    def stored(cls) -> dict[str, Any]:
-        """Return the type of every stored field by name."""
-        hints = get_type_hints(cls)
-        return {
-            stored_field.name: hints[stored_field.name]
-            for stored_field in fields(cls)
-            if stored_field.name not in cls.elsewhere
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Read a stored record; null is the default of a field, and keys that are no field are ignored.
-
-        Raises:
-            ValueError: a value is missing or has another type.
-        """
-        given = {name: (hint, document[name]) for name, hint in cls.stored().items() if document.get(name) is not None}
-        try:
-            return cls(**{name: _parsed(name, *value) for name, value in given.items()})
-        except (TypeError, OverflowError) as error:  # a field without default, or a number that is too large
-            raise ValueError(str(error).removeprefix(f"{cls.__name__}.__init__() ")) from None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stored fields as JSON values; numbers that are not finite become null."""
-        values = {name: _plain(getattr(self, name)) for name in self.stored()}
-        return {name: value for name, value in values.items() if value not in (None, [], {}) or name in self.always}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,72 +52,6 @@ class Traffic(Record):
         """Return the sums over records by field; only of fields that all records have."""
         counts = {name: [getattr(record, name) for record in records] for name in _TRAFFIC}
         return {name: sum(values) for name, values in counts.items() if values and None not in values}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Performance(Record):  # large: one field per metric
-    """Metrics of predictions, by :mod:`coterie.performance`; None where not computed or not defined.
-
-    Attributes:
-        pooled_accuracy: share of correct predictions.
-        baseline_accuracy: the same of the best constant prediction, the most frequent class.
-        balanced_accuracy: mean recall of the classes that occur.
-        macro_f1: mean F1 score of these classes.
-        roc_auc: area under the ROC curve; of several classes the mean of one against the rest. 0.5 is chance.
-        log_loss: cross entropy, in nats.
-        brier: mean squared error of the probability of the positive class; of more than two classes the sum over all.
-        baseline_brier: the same of the share of each class.
-        calibration_error: mean distance of probability and share of the positive class over bins of equal width.
-        average_precision: area under the curve of precision over recall.
-        sensitivity, specificity: recall of the positive and of the negative class.
-        sensitivity_at_90: largest sensitivity at a specificity of at least 90 %.
-        class_recall: recall of each class; None for a class that does not occur.
-        baseline_precision: average precision of constant predictions of several labels.
-        label_rate: share of records that have each label; only of several labels.
-        label_roc_auc, label_average_precision, label_f1: of each label; None where all records have it, or none has.
-        concordance: share of the pairs of records, of which one is known to have the event in an earlier bin of time,
-            in which this one has the larger predicted risk; ties count half.
-        baseline_concordance: the same of a constant prediction, 0.5.
-        baseline_log_loss: log loss of the Kaplan-Meier curve of all records; only of times.
-        survival: shares of records without the event until the end of each bin, by that curve.
-        rmse, mae: root mean squared and mean absolute error, in the unit of the target.
-        r2: coefficient of determination; 0 for the mean of the targets.
-        baseline_rmse, baseline_mae: errors of the mean of the targets.
-    """
-
-    pooled_accuracy: float | None = None
-    baseline_accuracy: float | None = None
-    balanced_accuracy: float | None = None
-    macro_f1: float | None = None
-    roc_auc: float | None = None
-    log_loss: float | None = None
-    brier: float | None = None
-    baseline_brier: float | None = None
-    calibration_error: float | None = None
-    average_precision: float | None = None
-    sensitivity: float | None = None
-    specificity: float | None = None
-    sensitivity_at_90: float | None = None
-    class_recall: tuple[float | None, ...] | None = None
-    baseline_precision: float | None = None
-    label_rate: tuple[float | None, ...] | None = None
-    label_roc_auc: tuple[float | None, ...] | None = None
-    label_average_precision: tuple[float | None, ...] | None = None
-    label_f1: tuple[float | None, ...] | None = None
-    concordance: float | None = None
-    baseline_concordance: float | None = None
-    baseline_log_loss: float | None = None
-    survival: tuple[float, ...] | None = None
-    rmse: float | None = None
-    mae: float | None = None
-    r2: float | None = None
-    baseline_rmse: float | None = None
-    baseline_mae: float | None = None
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The metrics by name."""
-        return {metric.name: getattr(self, metric.name) for metric in fields(Performance)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +166,7 @@ class Diagnostics(Performance):  # large: one field per value of a record
 
     def to_json(self) -> dict[str, Any]:
         """Return all scores as JSON values."""
-        return {**super().to_json(), **_plain(self.other)}
+        return {**super().to_json(), **plain(self.other)}
 
     def last(self, round: int | None = None) -> Diagnostics:
         """Return the content of diagnostics.json: the scores of this class, not those that a user's function adds."""
@@ -465,7 +362,7 @@ class Outcome(Traffic):  # large: one field per value of a record
     def values(self) -> dict[str, Any]:
         """Notes, scores and results by name; JSON-ready."""
         exact = {} if self.diagnostics is None else self.diagnostics.to_json()
-        return {**_plain(self.notes), **self.to_json(), **exact}
+        return {**plain(self.notes), **self.to_json(), **exact}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -519,34 +416,3 @@ def _read_file(record_type: type[R], path: Path) -> R | None:
 
 def _write_file(path: Path, document: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(document, indent=2) + "\n").encode())
-
-
-def _parsed(name: str, hint: Any, value: Any) -> Any:
-    """Return a JSON value as the type of a field; no number that is not finite, except in lists and without None."""
-    value_type, *others = get_args(hint) if NoneType in get_args(hint) else (hint,)
-    origin = get_origin(value_type) or value_type
-    if value is None and (others or value_type is float):
-        return None if others else math.nan
-    if value_type is float and type(value) in (int, float):
-        return finite(float(value)) if others else float(value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_parsed(name, get_args(value_type)[0], entry) for entry in value)
-    if value_type is Any or type(value) is value_type or (origin is Mapping and isinstance(value, Mapping)):
-        return value
-    if isinstance(value_type, type) and issubclass(value_type, Record) and isinstance(value, Mapping):
-        return value_type.from_json(value)
-    raise ValueError(f"{name} is {repr(value)[:60]}; expected {_EXPECTED.get(origin, 'an object')}")
-
-
-_EXPECTED = {int: "an integer", float: "a number", str: "a string", bool: "true or false", tuple: "a list"}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON, in which numbers that are not finite are null."""
-    if isinstance(value, float):
-        return finite(value)
-    if isinstance(value, Record):
-        return value.to_json()
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return {key: _plain(entry) for key, entry in value.items()} if isinstance(value, Mapping) else value

@@ -9,9 +9,9 @@ from pathlib import Path
 import tomli_w
 
 from coterie import __version__
+from coterie.fields.settings import AUTO, nested
 from coterie.server import SETTINGS
 from coterie.server.config import COMMON
-from coterie.settings import AUTO, nested
 from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]

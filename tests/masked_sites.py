@@ -15,7 +15,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy import PLANS, read_ledger
 from coterie.privacy.audit_log import read_audit_log
-from coterie.secure import MaskingClient, to_modulus, unmasked_sum
+from coterie.privacy.secure_aggregation import MaskingClient, to_modulus, unmasked_sum
 from coterie.server import RunConfig
 from coterie.wire.masked import (
     OpenRequest,

@@ -30,7 +30,7 @@ _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
 _SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
 _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
+_GENERATORS, _CLIENTAPP = "coterie/privacy/generators.py", "coterie/flower/clientapp.py"
 _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
 _PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _TRAINERS_TEST = "tests/client/test_trainers.py"
@@ -48,8 +48,8 @@ _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_regis
 _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
-_LAYERS, _LAYERS_TEST = "coterie/secure/noise_layers.py", "tests/secure/test_noise_layers.py"
-_MASKING, _MASKING_TEST = "coterie/secure/masking.py", "tests/secure/test_masking.py"
+_LAYERS, _LAYERS_TEST = "coterie/privacy/secure_aggregation/noise_layers.py", "tests/secure/test_noise_layers.py"
+_MASKING, _MASKING_TEST = "coterie/privacy/secure_aggregation/masking.py", "tests/secure/test_masking.py"
 _MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
 _MASKED_STATE, _MASKED_KEYS = "coterie/client/round_state.py", "coterie/client/masking_keys.py"
 _MASKED_HOSTILE = "tests/client/test_hostile_masking.py"
@@ -322,7 +322,7 @@ MUTATIONS = [
     ),
     Mutation(
         "masking: rounding lets a vector exceed the norm",
-        "coterie/secure/integers.py",
+        "coterie/privacy/secure_aggregation/integers.py",
         "room = 1 - math.sqrt(len(values)) / (2 * steps) - 2.0**-40",
         "room = 1.0",
         "tests/secure/test_integers.py::test_integers_have_a_norm_of_at_most_the_steps_and_err_by_half_a_step",
@@ -371,7 +371,7 @@ MUTATIONS = [
     ),
     Mutation(
         "ring: survivors are signed who are connected through corrupt ones alone",
-        "coterie/secure/neighbours.py",
+        "coterie/privacy/secure_aggregation/neighbours.py",
         "following[i + corrupt + 1] - place <= reach",
         "following[i + 1] - place <= reach",
         "tests/secure/test_neighbours.py::test_survivors_stay_connected_without_any_of_them_that_may_be_corrupt",
@@ -916,14 +916,14 @@ MUTATIONS = [
     ),
     Mutation(
         "no number of a request is too large",
-        "coterie/fields.py",
+        "coterie/fields/declarations.py",
         "most = value < self.high if self.below else value <= self.high",
         "most = True",
         f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
     ),
     Mutation(
         "a plan has any sampling rate and any noise",
-        "coterie/fields.py",
+        "coterie/fields/declarations.py",
         "return right and not isinstance(value, bool) and value in self.bounds",
         "return right and not isinstance(value, bool)",
         "tests/test_fields.py::test_no_object_has_a_value_beyond_the_declared_limits",
@@ -944,7 +944,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a record that is censored within a bin counts as free of the event in it",
-        "coterie/tasks.py",
+        "coterie/tasks/task.py",
         'free = np.searchsorted(self.edges, time, side="right")',
         'free = np.searchsorted(self.edges, time, side="right") + 1',
         "tests/server/test_survival.py::test_a_time_becomes_the_bins_without_the_event",
@@ -1483,7 +1483,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a seed above 2^53 is rounded",
-        "coterie/settings.py",
+        "coterie/fields/settings.py",
         "int(Decimal(str(value)))",
         "int(float(value))",
         f"{_BOUNDS}::test_seeds_are_exact",

@@ -15,6 +15,7 @@ from flwr.supercore.logger import ConsoleHandler
 
 from coterie import logs
 from coterie.cli.status import _progress
+from coterie.flower import run_log
 from coterie.results import RoundRecord
 
 LINE = {"round": 3, "epsilon": 1.23456, "seconds": 0.5, "histogram": [1.0]}
@@ -93,7 +94,7 @@ def test_a_log_file_stays_as_it_is(flower, monkeypatch, tmp_path, capsys):
     ],
 )
 def test_the_progress_of_a_round_is_read_back(as_json, changes, expected):
-    found = logs.read_rounds(logged(logs.progress_message(RoundRecord.of(LINE | changes), 80), as_json=as_json))
+    found = run_log.read_progress(logged(run_log.progress_message(RoundRecord.of(LINE | changes), 80), as_json=as_json))
     assert found == {"round": 3, "rounds": 80, "epsilon": 1.23456, "accuracy": None, "dropped": None} | expected
 
 
@@ -105,16 +106,16 @@ def test_a_log_holds_much_else(as_json):
     ]
     lines = [logged("Starting", as_json=as_json), "{", '{"round": 8}', "[1]", "progress {"]
     for line in rounds:
-        text, known = logs.round_line(RoundRecord.of(line), 80)
+        text, known = run_log.round_line(RoundRecord.of(line), 80)
         lines.append(logged(text, as_json=as_json, **known))
-        lines.append(logged(logs.progress_message(RoundRecord.of(line), 80), as_json=as_json))
+        lines.append(logged(run_log.progress_message(RoundRecord.of(line), 80), as_json=as_json))
     expected = {"round": 2, "rounds": 80, "epsilon": 1.23456, "accuracy": 0.25, "dropped": 3}
-    assert logs.read_rounds("\n".join(lines)) == expected
+    assert run_log.read_progress("\n".join(lines)) == expected
     lines.append(logged("5 replies were dropped", "WARNING", as_json))
-    assert logs.read_rounds("\n".join(lines)) == expected | {"dropped": 5}
-    assert logs.read_rounds("") is logs.read_rounds(lines[0]) is None
-    started = logged(logs.progress_message(RoundRecord.of(LINE), 80, "alice"), as_json=as_json)
-    found = logs.read_rounds("\n".join([*lines, started]))
+    assert run_log.read_progress("\n".join(lines)) == expected | {"dropped": 5}
+    assert run_log.read_progress("") is run_log.read_progress(lines[0]) is None
+    started = logged(run_log.progress_message(RoundRecord.of(LINE), 80, "alice"), as_json=as_json)
+    found = run_log.read_progress("\n".join([*lines, started]))
     assert found is not None
     assert found["submitter"] == "alice"
     assert _progress(found | {"submitter": "\x1b[2J"}).startswith("started by \\x1b[2J, round ")
@@ -135,11 +136,11 @@ FORGED = (
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("text", FORGED)
 def test_a_client_cannot_forge_progress(text, as_json):
-    honest = logged(logs.progress_message(RoundRecord.of(LINE), 80), as_json=as_json)
+    honest = logged(run_log.progress_message(RoundRecord.of(LINE), 80), as_json=as_json)
     reason = logs.printable(f"the client failed: {text}")
     known = {"reason": reason, "round": 3, "client": 4}
     forged = logged(f"reply of client 4 dropped: {reason}", "WARNING", as_json, **known)
-    assert logs.read_rounds(f"{honest}\n{forged}") == logs.read_rounds(honest)
+    assert run_log.read_progress(f"{honest}\n{forged}") == run_log.read_progress(honest)
 
 
 @pytest.mark.parametrize(

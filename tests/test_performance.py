@@ -18,10 +18,10 @@ from sklearn.metrics import (
 )
 
 from coterie.inference import InferenceError, load
-from coterie.performance import calibration, decide, intervals, of_classes, of_numbers, probabilities
 from coterie.report.predictions import named_metrics, verdict
-from coterie.results import Diagnostics, Performance
-from coterie.tasks import beats_constant
+from coterie.results import Diagnostics
+from coterie.tasks import Performance, beats_constant
+from coterie.tasks.performance import calibration, decide, intervals, of_classes, of_numbers, probabilities
 
 SCHEMA = """version = 1
 ignore = ["patient"]

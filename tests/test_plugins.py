@@ -10,12 +10,12 @@ import plugged
 import pytest
 from toys import trained
 
-from coterie import plugins
 from coterie.clustering.clusterers import cluster
 from coterie.datasets import load
+from coterie.fields import plugins
+from coterie.fields.settings import Settings
 from coterie.models import FEATURES, ModelError, build, features
 from coterie.server import ConfigError, FolderError, RunConfig, RunFolder
-from coterie.settings import Settings
 from coterie.strategies import IFCA, StrategyError
 from coterie.strategies import registry as methods
 from coterie.strategies.registry import STRATEGIES, strategy_class

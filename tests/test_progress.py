@@ -2,20 +2,20 @@
 
 import pytest
 
-from coterie import progress
+from coterie import logs
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The time, in a list of one number."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_a_report_states_the_remaining_time_of_its_step(clock):
     said = []
-    report = progress.estimated(said.append)
+    report = logs.estimated(said.append)
     for seconds, text in (
         (0, "client 3: epoch 1 of 5"),
         (10, "client 3: epoch 2 of 5"),
@@ -41,4 +41,4 @@ def test_a_report_states_the_remaining_time_of_its_step(clock):
     ("seconds", "text"), [(0, "1 s"), (89.4, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2 h"), (100_000, "28 h")]
 )
 def test_a_remaining_time_is_said_in_words(seconds, text):
-    assert progress.remaining(seconds) == f"about {text} left"
+    assert logs.remaining(seconds) == f"about {text} left"

@@ -14,10 +14,9 @@ from coterie.client.dpsgd import DPSGD, check_supported, train_privately
 from coterie.client.ghost import clip_factors
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet, Units
-from coterie.results import Performance
+from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
-from coterie.settings import ConfigError
-from coterie.tasks import AUTO, TaskError, beats_constant, multi_label, of_metrics, survival, task_of
+from coterie.tasks import AUTO, Performance, TaskError, beats_constant, multi_label, of_metrics, survival, task_of
 from coterie.wire.messages import Layout
 
 TASKS = [

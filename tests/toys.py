@@ -17,8 +17,8 @@ import numpy as np
 from torch import nn
 
 from coterie.datasets import Source
+from coterie.logs import report_progress
 from coterie.privacy import NoPrivacy
-from coterie.progress import report_progress
 
 UP = np.array([-0.5, 0.5, -0.5, 0.5])
 

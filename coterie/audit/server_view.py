@@ -14,9 +14,9 @@ import numpy as np
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Secure, Streams
-from coterie.secure import NoiseLayers
-from coterie.secure.integers import STEPS
-from coterie.secure.keys import KEY_BYTES
+from coterie.privacy.secure_aggregation import NoiseLayers
+from coterie.privacy.secure_aggregation.integers import STEPS
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES
 
 _SIZE, _LABEL = 4, 1
 _HUGE = 1e3 * np.eye(_SIZE)[0]

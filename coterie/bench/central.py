@@ -15,7 +15,7 @@ from coterie.bench.table import BenchError
 from coterie.client.cohort import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
-from coterie.progress import ProgressCallback, ignore_progress
+from coterie.logs import ProgressCallback, ignore_progress
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig
 from coterie.server.metrics import partition_scores

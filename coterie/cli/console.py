@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from coterie.progress import ProgressCallback, estimated, throttled
+from coterie.logs import ProgressCallback, estimated, throttled
 
 # Columns of output that is not a terminal.
 _WIDE = 10_000

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from coterie.datasets import LocalRecords
     from coterie.inference import TrainedModels
-    from coterie.results import Performance
+    from coterie.tasks import Performance
 
 Intervals = dict[str, tuple[float, float]]
 Positive = Annotated[
@@ -61,8 +61,8 @@ def evaluate(
     good; --held-out leaves them out.
     """
     from coterie.inference import load
-    from coterie.performance import intervals
     from coterie.tasks import beats_constant
+    from coterie.tasks.performance import intervals
 
     models = load(run, site=site, trust_code=trust_code)
     records = _read(models, file, schema, patient, held_out)

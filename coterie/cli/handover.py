@@ -23,7 +23,7 @@ def handover(
 ) -> None:
     """Write what a privacy officer needs of a run: one page, certificate, signature, and a verifier."""
     from coterie.deploy.operator_keys import read_operator_key, read_operator_public
-    from coterie.handover.pack import HandoverError, write_pack
+    from coterie.report.handover.pack import HandoverError, write_pack
 
     if key is not None and public_key is not None:
         raise HandoverError("--key and --public-key cannot be combined: the public key is that of --key")

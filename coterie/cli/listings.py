@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, listing, print_json, print_table
-from coterie.plugins import installed, origin
+from coterie.fields.plugins import installed, origin
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -178,9 +178,9 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
     """
     import tomli_w
 
+    from coterie.fields.settings import AUTO, ConfigError, flat, nested
     from coterie.files import write_atomic
     from coterie.server.config import SETTINGS, RunConfig, combined
-    from coterie.settings import AUTO, ConfigError, flat, nested
 
     if layout.settings.exists() and config is None and not assignments:
         return layout.unfinished()
@@ -257,9 +257,9 @@ def _complete(layout: _Layout) -> None:
 
     from coterie import __version__
     from coterie.deploy.certificates import create
+    from coterie.fields.settings import AUTO, nested
     from coterie.files import private_folder, write_atomic
     from coterie.server import SETTINGS
-    from coterie.settings import AUTO, nested
 
     if not (layout.folder / "pki").exists():
         create(layout.folder / "pki", layout.clients, ["localhost"])
@@ -319,8 +319,8 @@ def _variables(layout: _Layout) -> dict[str, str]:
 
 def _declared(layout: _Layout) -> list[str]:
     """Options of every client that its owner chooses in a real deployment: what the data are, what is reported."""
+    from coterie.fields.settings import AUTO
     from coterie.server.config import combined
-    from coterie.settings import AUTO
 
     values = combined(settings_of(layout.settings, [], {}))
     of_schema = {"data.task"} if values.get("data.table-schema") else set()
@@ -335,13 +335,13 @@ def _watch_run(trial: Trial, began: int, say: Any) -> None:
     Raises:
         DeployError: it failed, or the SuperLink or a client did.
     """
-    from coterie.logs import read_rounds
+    from coterie.flower.run_log import read_progress
 
     shown = 0
     while True:
         over = "run" in trial.ended()
         with suppress(FileNotFoundError):
-            progress = read_rounds(trial.log("run").read_bytes()[began:].decode("utf-8", "replace"))
+            progress = read_progress(trial.log("run").read_bytes()[began:].decode("utf-8", "replace"))
             if progress is not None and progress["round"] > shown:
                 shown = progress["round"]
                 say(f"round {shown} of {progress['rounds']}, ε {progress['epsilon']:.3f}")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
-from coterie.progress import estimated, remaining
+from coterie.logs import estimated, remaining
 
 if TYPE_CHECKING:
     from coterie.results import RoundRecord
@@ -30,7 +30,7 @@ _SILENCE = 5.0
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file of settings."""
-    from coterie.settings import ConfigError
+    from coterie.fields.settings import ConfigError
 
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
@@ -42,8 +42,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a TOML file, overridden by ``--set``, overridden by dedicated options."""
+    from coterie.fields.settings import ConfigError
     from coterie.server.config import RunConfig, combined
-    from coterie.settings import ConfigError
 
     values: dict[str, Any] = {}
     if config is not None:
@@ -167,7 +167,7 @@ def run(
 
 
 def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
-    from coterie.settings import ConfigError
+    from coterie.fields.settings import ConfigError
 
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")

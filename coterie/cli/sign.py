@@ -23,10 +23,10 @@ def sign(
     from coterie.deploy.app_bundle import bundle
     from coterie.deploy.run_request import RunRequest
     from coterie.deploy.signatures import read_private_key
+    from coterie.fields.settings import ConfigError
     from coterie.files import write_atomic
     from coterie.server.config import RunConfig
     from coterie.server.run_requests import terms_of
-    from coterie.settings import ConfigError
 
     private = read_private_key(key)
     config = RunConfig(settings_of(run, [], {}), deployed=True)

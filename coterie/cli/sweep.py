@@ -35,7 +35,7 @@ def sweep(
 ) -> None:
     """Run all combinations of settings on several seeds, and compare them. Finished runs are reused."""
     from coterie.bench import sweep as sweeps
-    from coterie.settings import ConfigError, flat
+    from coterie.fields.settings import ConfigError, flat
 
     values: dict[str, Any] = flat(read_toml(config)) if config else {}
     for assignment in assignments:

@@ -26,8 +26,8 @@ from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, MIN_COHORT, NodeConfig
 from coterie.deploy.policy import Policy
+from coterie.fields.plugins import sources
 from coterie.logs import printable
-from coterie.plugins import sources
 from coterie.privacy.mechanisms.score_sums import TRAINING
 from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError

@@ -30,8 +30,8 @@ from torch.nn.functional import one_hot, softplus
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.client.state import ClientError
+from coterie.logs import report_progress
 from coterie.models import GANInfo
-from coterie.progress import report_progress
 from coterie.wire.messages import Layout
 
 Samples = npt.NDArray[np.float32]

@@ -23,7 +23,7 @@ from coterie.tasks import beats_constant
 from coterie.wire import EvaluateRequest, TrainRequest
 
 if TYPE_CHECKING:
-    from coterie.results import Performance
+    from coterie.tasks import Performance
 
 _ABOUT = "exact figures of held-out records, which no epsilon covers: for the owner of the data alone, never sent"
 

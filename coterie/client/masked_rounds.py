@@ -36,9 +36,9 @@ from coterie.client.state import ClientError
 from coterie.fields import EPSILON
 from coterie.privacy import Event, PrivacyError, Secure, Streams
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
-from coterie.secure import MaskedRound, MaskingClient, SecureError, to_modulus
-from coterie.secure.integers import STEPS, Integers
-from coterie.secure.noise_layers import MIN_STEPS
+from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, SecureError, to_modulus
+from coterie.privacy.secure_aggregation.integers import STEPS, Integers
+from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (
     ROUND_REQUESTS,

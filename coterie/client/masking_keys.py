@@ -32,7 +32,7 @@ from coterie.deploy.node import NodeConfig
 from coterie.deploy.roster import SEEN_FILE, Roster, authority_beside, fingerprint, read_newest
 from coterie.deploy.signatures import read_private_key
 from coterie.files import FileError, open_private, private_folder, read_bytes, read_object, write_atomic
-from coterie.secure.keys import KEY_BYTES, derive
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES, derive
 from coterie.wire.masked import SignedKey
 
 _PURPOSE = b"coterie masked round\n"

@@ -51,7 +51,7 @@ class OpenRound:
     Attributes:
         id: which round.
         request: that of step 1.
-        secrets: of the next step (:meth:`coterie.secure.MaskingClient.to_bytes`).
+        secrets: of the next step (:meth:`coterie.privacy.secure_aggregation.MaskingClient.to_bytes`).
         answers: to the steps so far.
     """
 

@@ -19,9 +19,9 @@ from torch import nn
 from coterie.client.layers import Vectors
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
+from coterie.fields.plugins import PluginError, accepts, calling
 from coterie.models import float32_arrays
 from coterie.models.errors import few
-from coterie.plugins import PluginError, accepts, calling
 from coterie.tasks import Task
 from coterie.wire.messages import Layout
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.fields.plugins import PluginError, calling, load_function
 from coterie.models.settings import TrainingSettings
-from coterie.plugins import PluginError, calling, load_function
 from coterie.tasks import Task
 
 #: Positional arguments of the functions, or of the constructor, by setting.

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from coterie.clustering.distances import FloatArray
 from coterie.clustering.medoids import k_medoids
-from coterie.plugins import PluginError, load_function, provided
+from coterie.fields.plugins import PluginError, load_function, provided
 
 Labels = npt.NDArray[np.int64]
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from coterie.clustering.kmeans import k_means
+from coterie.logs import ProgressCallback, ignore_progress
 from coterie.models.autoencoder import ENCODERS, Autoencoder, Labeller, folded
-from coterie.progress import ProgressCallback, ignore_progress
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -11,7 +11,7 @@ from coterie.datasets.lines import LINE_CLOUDS
 from coterie.datasets.sources import DataError, DatasetInfo, Source
 from coterie.datasets.text import TEXTS
 from coterie.datasets.vectors import VECTORS
-from coterie.plugins import PluginError, load_function, provided, unknown
+from coterie.fields.plugins import PluginError, load_function, provided, unknown
 
 #: All built-in data sets.
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from coterie.datasets.shifts import SHIFTS
 from coterie.datasets.sources import DataError
 from coterie.fields import COUNT, SIZE
-from coterie.settings import ConfigError, Settings, setting
+from coterie.fields.settings import ConfigError, Settings, setting
 
 _MAX_GROUPS = 10_000
 

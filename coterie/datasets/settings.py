@@ -9,7 +9,7 @@ from coterie.datasets.catalog import DATASETS
 from coterie.datasets.own import OWN_DATA, Facts, facts
 from coterie.datasets.partition import Partition
 from coterie.fields import MAX_SCHEMA
-from coterie.settings import Settings, setting
+from coterie.fields.settings import Settings, setting
 from coterie.tasks import NAMES
 
 

@@ -33,9 +33,8 @@ from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError
 from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Pool, Workers
-from coterie.logs import printable
+from coterie.logs import ProgressCallback, ignore_progress, printable, set_progress_sink
 from coterie.privacy import Summed
-from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
 from coterie.rounds.exchange import PartialSums
 from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 

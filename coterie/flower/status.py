@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.deploy.edge import explain_verification_error
 from coterie.deploy.errors import DeployError
-from coterie.logs import read_rounds
+from coterie.flower.run_log import read_progress
 
 if TYPE_CHECKING:
     from flwr.cli.typing import SuperLinkConnection
@@ -60,7 +60,7 @@ class Run:
 class Status:
     """The state of a SuperLink: nodes, runs (the latest first), and the progress of the first of them.
 
-    ``progress`` is what :func:`coterie.logs.read_rounds` finds in the log of ``runs[0]``.
+    ``progress`` is what :func:`coterie.flower.run_log.read_progress` finds in the log of ``runs[0]``.
     """
 
     connection: str
@@ -102,7 +102,7 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
             _node(node_info, datetime.fromisoformat(nodes.now)) for node_info in here if not node_info.unregistered_at
         ),
         tuple(_run(run_info, datetime.fromisoformat(runs.now)) for run_info in run_infos),
-        read_rounds(log),
+        read_progress(log),
     )
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coterie.files import finite
+from coterie.fields import finite
 from coterie.guard.owners import UNNAMED, charges_by_site, reporter
 from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.accounting import SLACK, accountant_title

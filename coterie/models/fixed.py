@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields.plugins import PluginError, load_function, provided, unknown
 from coterie.models.errors import ModelError
 from coterie.models.rows import DRAWN, Rows, batch, find_mixing
-from coterie.plugins import PluginError, load_function, provided, unknown
 
 Images = npt.NDArray[np.float32]
 Features = Callable[[Images], Images]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coterie.fields.plugins import unknown
 from coterie.models.errors import ModelError
-from coterie.plugins import unknown
 
 if TYPE_CHECKING:
     from torch import nn

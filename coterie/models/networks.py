@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields.plugins import PluginError, load_function, provided, unknown
 from coterie.models.errors import ModelError
 from coterie.models.spec import NetworkSpec
 from coterie.models.trainable import constants, float32_arrays, sizes
-from coterie.plugins import PluginError, load_function, provided, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.fields import COUNT, LEARNING_RATE, LOCAL_EPOCHS
+from coterie.fields.settings import Settings, setting
 from coterie.models.adapters import ADAPTERS_FORM, NO_ADAPTERS, LoRA
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
 from coterie.models.spec import NetworkSpec
-from coterie.settings import Settings, setting
 from coterie.tasks import TaskError, parse_weights
 
 _BY_DP_SGD = (

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from coterie.files import finite
+from coterie.fields import finite
 from coterie.privacy.accountants import (
     Accountant,
     Event,

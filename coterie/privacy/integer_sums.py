@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from coterie.privacy.contributions import Summed, short_updates
 from coterie.privacy.releases import IntArray, NothingReleasedError
-from coterie.secure.integers import STEPS
+from coterie.privacy.secure_aggregation.integers import STEPS
 
 if TYPE_CHECKING:
     from coterie.privacy.mechanisms.secure import Secure
-    from coterie.secure.integers import Integers
+    from coterie.privacy.secure_aggregation.integers import Integers
 
 # Deviations of a noisy sum that honest clients do not exceed in a run.
 DEVIATIONS = 10.0

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
+from coterie.fields.settings import Settings, setting
 from coterie.privacy.accounting import ACCOUNTANTS
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS
-from coterie.settings import Settings, setting
 
 _RECORD = ("privacy.privacy-unit", ("record",))
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.files import finite, spreadsheet_cell
+from coterie.fields import finite
+from coterie.files import spreadsheet_cell
 from coterie.report import formats
 from coterie.report.configuration import differing_settings, used_settings
 from coterie.report.runs import ReportError, Run, read_run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from coterie.settings import Setting, Settings
+from coterie.fields.settings import Setting, Settings
 
 if TYPE_CHECKING:
     from coterie.strategies import ClusteredStrategy

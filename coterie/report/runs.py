@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.fields.settings import flat
 from coterie.files import FileError, read_object
 from coterie.privacy.certificate import epsilon_observers
 from coterie.report.evidence import Node, read_tree
 from coterie.results import CONFIG, Diagnostics, Outcome, RoundRecord, Traffic, read_config, read_rounds
-from coterie.settings import flat
 
 _RESTORE = "; restore it from a copy, or delete it if it is a result: the run writes its results again when resumed"
 

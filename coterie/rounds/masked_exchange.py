@@ -24,11 +24,11 @@ from coterie.logs import printable
 from coterie.privacy import NothingReleasedError, Permit, ReleasedSums, Secure
 from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.mechanisms.score_sums import TRAINING
+from coterie.privacy.secure_aggregation import MaskedRound, Opening, SecureError, unmasked_sum
+from coterie.privacy.secure_aggregation.integers import Integers
 from coterie.rounds.exchange import Exchange, MessageBatch
 from coterie.rounds.phases import Phase, SumsPhase
 from coterie.rounds.run_state import Run, StrategyError
-from coterie.secure import MaskedRound, Opening, SecureError, unmasked_sum
-from coterie.secure.integers import Integers
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.masked import (
     OpenRequest,

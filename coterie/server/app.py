@@ -20,12 +20,13 @@ from flwr.serverapp import Grid, ServerApp
 from coterie import logs
 from coterie.client.kept_states import KeptStates
 from coterie.deploy.roster import SEEN_FILE
-from coterie.files import finite
-from coterie.logs import printable
+from coterie.fields import finite
+from coterie.fields.settings import AUTO, ConfigError
+from coterie.flower import run_log
+from coterie.logs import printable, report_progress
 from coterie.privacy import Streams
 from coterie.privacy.audit_log import AuditLog
 from coterie.privacy.ledger import LedgerError
-from coterie.progress import report_progress
 from coterie.results import RoundRecord
 from coterie.rounds.client_registry import record_nothing
 from coterie.server import exporter, recorders
@@ -37,7 +38,6 @@ from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.run_requests import submission_of
 from coterie.server.start_models import StartModels
-from coterie.settings import AUTO, ConfigError
 
 #: Name of the audit log, in the folder of the run folders.
 AUDIT_LOG = "audit.jsonl"
@@ -166,9 +166,9 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
     rounds = rounds_of(folder.config)
 
     def log_metrics(record: RoundRecord) -> None:
-        text, extra = logs.round_line(record, rounds)
+        text, extra = run_log.round_line(record, rounds)
         log(INFO, text, extra=extra)
-        log(INFO, logs.progress_message(record, rounds, submission.submitter))
+        log(INFO, run_log.progress_message(record, rounds, submission.submitter))
 
     folder.on_metrics = log_metrics
     folder.on_progress = report_progress

@@ -23,6 +23,7 @@ from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema
 from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
+from coterie.fields.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.models.settings import NOT_AT_RECORD_LEVEL, TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
@@ -37,7 +38,6 @@ from coterie.server.settings import (
     RunSettings,
     SimulationSettings,
 )
-from coterie.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer

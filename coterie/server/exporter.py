@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from coterie.fields.settings import ConfigError
 from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
-from coterie.settings import ConfigError
 
 
 def check(config: RunConfig) -> None:

@@ -46,6 +46,8 @@ import tomli_w
 from coterie import __version__
 from coterie.client.kept_states import forget_states_after
 from coterie.datasets import DataError
+from coterie.fields.plugins import source_hash
+from coterie.fields.settings import nested
 from coterie.files import (
     FileError,
     open_private,
@@ -57,13 +59,12 @@ from coterie.files import (
     read_text,
     write_atomic,
 )
+from coterie.logs import ProgressCallback, ignore_progress
 from coterie.models import fingerprint
-from coterie.plugins import source_hash
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
 from coterie.privacy.manifest import MANIFEST, SIGNATURE, manifest_of
-from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
 from coterie.rounds.client_registry import record_nothing
 from coterie.rounds.recorder import Checkpoint, Recorder
@@ -82,7 +83,6 @@ from coterie.server.config import RunConfig, combined
 from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan, extension
 from coterie.server.data_origin import LOCAL, DataOrigin
 from coterie.server.start_models import StartModels
-from coterie.settings import nested
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard
 

@@ -12,6 +12,7 @@ import numpy as np
 from coterie.client.backend import train
 from coterie.client.personal import sum_of_two
 from coterie.datasets import DataError
+from coterie.fields.settings import ConfigError
 from coterie.models import trainable
 from coterie.privacy import PLANS, Plan, PrivacyError, certificate
 from coterie.privacy.accounting import min_noise
@@ -19,7 +20,6 @@ from coterie.privacy.certificate import visible_epsilon
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.server.some_clients import SomeClients
-from coterie.settings import ConfigError
 from coterie.wire.messages import Layout
 
 _RATES = (0.05, 0.1, 0.2, 0.5, 1.0)

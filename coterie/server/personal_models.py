@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from coterie import models as networks
+from coterie.fields.settings import ConfigError
 from coterie.models import ModelError
 from coterie.server.config import RunConfig
-from coterie.settings import ConfigError
 from coterie.wire.messages import Layout
 
 

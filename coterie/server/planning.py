@@ -10,11 +10,11 @@ import numpy as np
 from coterie import models as networks
 from coterie.datasets import OWN_DATA
 from coterie.fields import MAX_PLANS
-from coterie.plugins import source_hash
+from coterie.fields.plugins import source_hash
+from coterie.fields.settings import ConfigError, Setting, suggestion
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.privacy.score_histograms import MAX_CLASSES
-from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.server_optimizer import LARGEST_STEP, ServerOptimizer

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, Protocol
 
 from flwr.common.logger import log
 
+from coterie.fields.settings import ConfigError
 from coterie.files import FileError, read_bytes, read_object
 from coterie.logs import printable
 from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.settings import RECORDERS
-from coterie.settings import ConfigError
 
 #: Prefix of exact scores of private runs.
 DIAGNOSTICS = "diagnostics/"

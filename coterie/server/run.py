@@ -23,9 +23,10 @@ from coterie import models as networks
 from coterie.client.kept_states import KeptStates
 from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import RosterFile, authority_beside
+from coterie.fields.plugins import sources
+from coterie.fields.settings import ConfigError
 from coterie.files import read_bytes
 from coterie.logs import printable
-from coterie.plugins import sources
 from coterie.privacy import Secure, Streams
 from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
 from coterie.rounds.score_estimates import estimated
@@ -35,7 +36,6 @@ from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder, seal
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
-from coterie.settings import ConfigError
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models

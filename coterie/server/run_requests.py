@@ -9,10 +9,10 @@ from typing import Any
 from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import Roster, authority_beside, read_authorities
 from coterie.deploy.run_request import RunRequest
+from coterie.fields.settings import ConfigError
 from coterie.privacy import RecordLevel, Secure
 from coterie.server import planning
 from coterie.server.config import RunConfig
-from coterie.settings import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
-from coterie.settings import AUTO, ConfigError, Settings, setting
+from coterie.fields.settings import AUTO, ConfigError, Settings, setting
 from coterie.strategies.registry import STRATEGIES
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.run import Trained, execute
-from coterie.settings import ConfigError
 
 if TYPE_CHECKING:
     from coterie.engine.workers import Pool

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.fields.settings import ConfigError
 from coterie.models import fingerprint
 from coterie.privacy import Event, Plan
 from coterie.privacy.accountants import events_of_a_client
@@ -19,7 +20,6 @@ from coterie.privacy.statement import Guarantee
 from coterie.rounds.recorder import Checkpoint
 from coterie.server.checkpoints import read_checkpoint
 from coterie.server.config import RunConfig
-from coterie.settings import ConfigError
 from coterie.wire.messages import Layout
 
 _OTHERS = "; if its clients are others, set initial-clients to other"

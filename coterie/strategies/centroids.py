@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.fields import MAX_CLUSTERS
-from coterie.settings import setting
+from coterie.fields.settings import setting
 from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest
 from coterie.wire.messages import PointsSpec

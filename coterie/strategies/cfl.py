@@ -52,9 +52,9 @@ import numpy as np
 from flwr.common.logger import log
 
 from coterie.clustering.distances import FloatArray, Indices, cosines
+from coterie.fields.settings import Settings, setting
 from coterie.privacy import ReleasedUpdates
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round, Steps
 from coterie.strategies.strategy import ClusteredStrategy
 

@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.fields.settings import Settings, setting
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.method import Parameters
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import PENALTY_WEIGHT
-from coterie.settings import Settings, setting
+from coterie.fields.settings import Settings, setting
 from coterie.strategies.fedavg import FedAvg
 from coterie.wire import TrainRequest
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from coterie.clustering import k_means
 from coterie.fields import FUZZIFIER
-from coterie.settings import Settings, setting
+from coterie.fields.settings import Settings, setting
 from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.wire import CentroidsRequest
 

@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.settings import Settings
+from coterie.fields.settings import Settings
 from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 
 

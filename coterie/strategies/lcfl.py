@@ -61,8 +61,8 @@ from coterie.clustering.distances import (
     profile_distances,
 )
 from coterie.fields import CLUSTERS, PENALTY_WEIGHT
+from coterie.fields.settings import Settings, setting
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round, Steps
 from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import LossesRequest

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
+from coterie.fields.settings import Settings
 from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUpdates, Secure
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
-from coterie.settings import Settings
 from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.options import StrategyOptions
 from coterie.wire import EvaluateRequest, Request, TrainRequest

@@ -25,10 +25,10 @@ from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
 from coterie.fields import FEATURE_RANGE
+from coterie.fields.settings import Settings, setting
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import PointsPhase
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Parameters, Round
 from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import LabelRequest, Request

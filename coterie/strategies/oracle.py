@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.fields.settings import Settings, setting
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round
 from coterie.strategies.strategy import ClusteredStrategy
 

@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flwr.common.logger import log
 
 from coterie.fields import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
+from coterie.fields.settings import Settings, setting
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Parameters
 from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings, union
 from coterie.wire import GanRequest

@@ -42,9 +42,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie.clustering.mixture import cluster, project, switch_round
+from coterie.fields.settings import Settings, setting
 from coterie.privacy import ReleasedUpdates
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round
 from coterie.strategies.strategy import ClusteredStrategy
 

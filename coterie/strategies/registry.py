@@ -11,8 +11,8 @@ from pkgutil import iter_modules
 from typing import Any
 
 from coterie import strategies
-from coterie.plugins import PluginError, accepts, load, provided
-from coterie.settings import ConfigError, Settings
+from coterie.fields.plugins import PluginError, accepts, load, provided
+from coterie.fields.settings import ConfigError, Settings
 from coterie.strategies import ClusteredStrategy, StrategyError
 
 _UNITS = ("client", "record", "none")
@@ -108,7 +108,7 @@ def _constructor_problems(candidate: type[ClusteredStrategy]) -> list[str]:
 def _settings_problems(candidate: type[ClusteredStrategy]) -> list[str]:
     settings_class = candidate.settings_class
     if not (isinstance(settings_class, type) and issubclass(settings_class, Settings) and is_dataclass(settings_class)):
-        return ["settings_class must be a frozen dataclass derived from coterie.settings.Settings"]
+        return ["settings_class must be a frozen dataclass derived from coterie.fields.settings.Settings"]
     undecorated = settings_class is not Settings and "__dataclass_fields__" not in vars(settings_class)
     if undecorated or not settings_class.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return [f"{settings_class.__name__} must be decorated with @dataclass(frozen=True)"]

@@ -25,9 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from coterie.fields.settings import Settings, setting
 from coterie.privacy import Plan
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings, setting
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SHARE, SIZE
+from coterie.fields.settings import Settings, setting
 from coterie.rounds.aggregation import AGGREGATORS
-from coterie.settings import Settings, setting
 from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS
 
 

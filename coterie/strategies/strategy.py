@@ -17,13 +17,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from coterie.fields.settings import Settings
 from coterie.privacy import Plan, Streams, certificate
 from coterie.rounds.client_registry import ClientRegistry
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange
 from coterie.rounds.masked_evaluation import MaskedEvaluation
 from coterie.rounds.run_state import Run, RunState, StrategyError
-from coterie.settings import Settings
 from coterie.strategies import adaptive_clipping
 from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation, run_rounds
 from coterie.strategies.method import FloatArray, Method

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, RecordDict
 
+from coterie.fields.settings import Settings
 from coterie.privacy import (
     Event,
     Joint,
@@ -28,7 +29,6 @@ from coterie.privacy import (
 from coterie.privacy.contributions import Summed
 from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.rounds.run_state import StrategyError
-from coterie.settings import Settings
 from coterie.strategies import ClusteredStrategy, StrategyOptions
 from coterie.strategies.registry import contract_problems
 from coterie.testing.failures import Report

@@ -1,4 +1,4 @@
-"""A masked round: what travels in its four steps (:mod:`coterie.secure.masking`).
+"""A masked round: what travels in its four steps (:mod:`coterie.privacy.secure_aggregation.masking`).
 
 ====================  ======================================================================================
 ``train.open``        the plan, the cohort U0 and the signed keys of its clients, and whether the round releases updates
@@ -26,9 +26,9 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length, OneOf
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
-from coterie.secure import MaskedRound, NoiseLayers, Opening, Shares, Surplus
-from coterie.secure.keys import KEY_BYTES, Vector
-from coterie.secure.masking import MAX_SIZE
+from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, Shares, Surplus
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector
+from coterie.privacy.secure_aggregation.masking import MAX_SIZE
 from coterie.wire.messages import (
     OPEN,
     REPLY,

@@ -91,8 +91,8 @@ class ClientConfig(Fields):
         run_request: the signed request for the run; None: it has none.
         constants: SHA-256 of the network's frozen parameters and buffers, which the client builds too; None: there are
             none.
-        sources: SHA-256 of the files of users' objects in training (:func:`coterie.plugins.sources`); None: there are
-            none.
+        sources: SHA-256 of the files of users' objects in training (:func:`coterie.fields.plugins.sources`); None:
+            there are none.
         pretrained_sha256: SHA-256 of the file of initial parameters, of which a deployed client has its own copy; None:
             there is none.
     """

@@ -14,7 +14,7 @@ MODULES = (
     "coterie.wire.messages",
     "coterie.strategies.registry",
     "coterie.wire.model_card",
-    "coterie.settings",
+    "coterie.fields.settings",
 )
 
 

@@ -10,8 +10,8 @@ from mkdocs.structure.files import File
 
 from coterie.bench.outcome import markdown
 from coterie.bench.table import decimals
+from coterie.fields.settings import AUTO
 from coterie.server import SETTINGS
-from coterie.settings import AUTO
 from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.settings import Settings, setting
+from coterie.fields.settings import Settings, setting
 from coterie.strategies import IFCA, Round
 from coterie.strategies.method import Models
 

@@ -10,7 +10,7 @@ import torch
 
 from coterie.bench import cells
 from coterie.bench.cells import Cell
-from coterie.progress import ignore_progress
+from coterie.logs import ignore_progress
 
 
 def draw(cell, folder, places, gathered):

@@ -13,7 +13,7 @@ from commands import assert_refused, document
 
 from coterie.bench.sweep import seeds_of, sweep
 from coterie.bench.table import BenchError
-from coterie.settings import ConfigError
+from coterie.fields.settings import ConfigError
 
 SMALL = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--set", "sampling-rate=1"]
 

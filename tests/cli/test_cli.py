@@ -14,9 +14,9 @@ from commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS
+from coterie.fields.settings import flat
 from coterie.models import GANS, MODELS
 from coterie.server import SETTINGS, RunFolder
-from coterie.settings import flat
 from coterie.strategies.registry import STRATEGIES
 
 RUN_FOLDER = ["SHA256SUMS", "checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]

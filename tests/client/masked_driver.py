@@ -21,7 +21,7 @@ from masked_sites import Hidden, Server, Sites, plan_of
 
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import create
-from coterie.secure import MaskingClient
+from coterie.privacy.secure_aggregation import MaskingClient
 from coterie.wire.masked import read_masked, read_opening, read_shares, read_signature
 from coterie.wire.messages import CONFIG
 

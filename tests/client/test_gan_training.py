@@ -13,8 +13,8 @@ from coterie.client import dpsgd
 from coterie.client import gan_training as gans
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.client.gan_training import GANTraining, train_gan_privately, train_gans
+from coterie.logs import set_progress_sink
 from coterie.models import GANS, ModelError, build_gan
-from coterie.progress import set_progress_sink
 from coterie.wire.messages import Layout
 
 K = 3

@@ -26,8 +26,8 @@ from coterie.deploy.run_request import RunRequest
 from coterie.deploy.signatures import read_private_key
 from coterie.privacy import ClientLedger, Event, Secure, epsilon
 from coterie.privacy.ledger import event_of
-from coterie.secure import MaskingClient, NoiseLayers
-from coterie.secure.integers import STEPS as GRID
+from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
+from coterie.privacy.secure_aggregation.integers import STEPS as GRID
 from coterie.wire.masked import opened_fields, read_opening
 from coterie.wire.messages import CONFIG, MODELS, pack_models
 

@@ -7,7 +7,7 @@ import pytest
 from test_own_model import REQUESTS, _sender, ask, write_data  # noqa: F401
 
 from coterie.client import local_report
-from coterie.results import Performance
+from coterie.tasks import Performance
 
 
 def report(folder):

@@ -20,8 +20,8 @@ from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.ledger import event_of
-from coterie.secure import discrete_gaussian, noise_layers, to_modulus
-from coterie.secure.integers import STEPS as STEPS_OF_GRID
+from coterie.privacy.secure_aggregation import discrete_gaussian, noise_layers, to_modulus
+from coterie.privacy.secure_aggregation.integers import STEPS as STEPS_OF_GRID
 from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout
 
 

@@ -20,8 +20,8 @@ from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, own_shard
 from coterie.engine.in_process import LocalGrid
+from coterie.fields.plugins import sources
 from coterie.models import file_hash, initialise
-from coterie.plugins import sources
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
 from coterie.wire.messages import Layout, pack_models, pack_update, read_reply

@@ -21,7 +21,7 @@ from coterie.client.sgd import LocalTrainingConfig, schedule
 from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import LocalGrid
-from coterie.plugins import PluginError
+from coterie.fields.plugins import PluginError
 from coterie.server import ConfigError, RunConfig, RunFolder, planning, run
 from coterie.testing import check_choose, check_trainer
 from coterie.wire import RequestError, TrainRequest

@@ -20,7 +20,7 @@ from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import LocalGrid
-from coterie.plugins import PluginError, source_hash
+from coterie.fields.plugins import PluginError, source_hash
 from coterie.server import ConfigError, FolderError, RunConfig, RunFolder, run
 from coterie.testing import check_loss, check_optimizer, check_scheduler
 from coterie.wire import RequestError, TrainRequest

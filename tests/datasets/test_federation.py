@@ -7,7 +7,7 @@ import pytest
 
 import coterie.datasets
 from coterie.datasets import DataError, Partition, Source, assign_groups, federate, parse_groups
-from coterie.settings import ConfigError
+from coterie.fields.settings import ConfigError
 
 
 @pytest.fixture

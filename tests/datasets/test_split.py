@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, Partition, Source, federate
-from coterie.settings import ConfigError
+from coterie.fields.settings import ConfigError
 
 NUMBERS = count()
 

@@ -16,10 +16,10 @@ from coterie.deploy.edge import Edge, checks
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
+from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.run import roster_of
 from coterie.server.run_requests import submission_of
-from coterie.settings import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from coterie.deploy.errors import DeployError
 from coterie.deploy.roster import Roster, read_authorities
 from coterie.deploy.run_request import RunRequest
 from coterie.deploy.signatures import read_private_key, sign
+from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.run_requests import submission_of, terms_of
-from coterie.settings import ConfigError
 from coterie.strategies.registry import STRATEGIES
 
 APP = "ab" * 32

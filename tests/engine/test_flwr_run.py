@@ -10,8 +10,8 @@ import tomli_w
 from safetensors.numpy import load_file
 from superlinks import ROOT, flwr, latest, simulating_superlink
 
+from coterie.fields.settings import flat, nested
 from coterie.server.config import SETTINGS
-from coterie.settings import flat, nested
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

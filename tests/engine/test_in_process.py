@@ -19,8 +19,8 @@ from coterie.client.handlers import HANDLERS
 from coterie.client.kept_states import KeptStates, write_states
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import Workers, workers_for
+from coterie.logs import ignore_progress, report_progress
 from coterie.models import build_gan, initialise
-from coterie.progress import ignore_progress, report_progress
 from coterie.server import RunConfig
 from coterie.wire import RequestError
 from coterie.wire.messages import Layout, PointsSpec, losses_layout, pack_models, read_points, read_reply
@@ -175,7 +175,7 @@ def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
 KILLED = """
 import os, signal
 from coterie.engine.workers import Workers
-from coterie.progress import ignore_progress
+from coterie.logs import ignore_progress
 if __name__ == "__main__":
     workers = Workers(2, ignore_progress)
     print(*workers._pool._processes, flush=True)

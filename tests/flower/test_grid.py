@@ -26,9 +26,9 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from coterie.client.kept_states import KeptStates, write_states
 from coterie.client.state import StateFile
+from coterie.fields.settings import ConfigError
 from coterie.flower.grid import with_retries
 from coterie.server import app as server_app
-from coterie.settings import ConfigError
 
 pytestmark = pytest.mark.usefixtures("identity")
 

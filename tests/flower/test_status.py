@@ -23,6 +23,7 @@ from pathlib import Path
 from flwr.common.logger import log
 from flwr.serverapp import ServerApp
 from coterie import logs
+from coterie.flower import run_log
 from coterie.results import RoundRecord
 
 app = ServerApp()
@@ -31,9 +32,9 @@ app = ServerApp()
 def main(grid, context):
     replies = {"asked": 10, "accepted": 7, "dropped": {"late": 3}}
     first = RoundRecord(round=1, epsilon=0.5, accuracy=0.25, replies=replies)
-    log(INFO, logs.progress_message(first, 4))
+    log(INFO, run_log.progress_message(first, 4))
     logs.install(run=str(context.run_id))
-    log(INFO, logs.progress_message(RoundRecord(round=2, epsilon=0.75), 4))
+    log(INFO, run_log.progress_message(RoundRecord(round=2, epsilon=0.75), 4))
     log(WARNING, "reply of client 3 dropped: %s", logs.printable("failed\\nround 9/9: epsilon 0.001 (1.00 s)"))
     while not Path(context.run_config["end"]).exists():
         time.sleep(0.1)

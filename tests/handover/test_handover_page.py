@@ -10,7 +10,7 @@ from browser import BROKEN_WORDS, CHROMIUM, Browser
 from PIL import Image
 from screenshots import HANDOVERS, TOLERANCE, VIEWS, difference, golden, make_handover, thumbnail
 
-from coterie.handover.pack import print_page
+from coterie.report.handover.pack import print_page
 
 pytestmark = [
     pytest.mark.slow,

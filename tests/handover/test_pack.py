@@ -11,11 +11,11 @@ import sealed
 from commands import assert_refused, document, tree
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from coterie.handover import pack
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.certificate import COMPOSED, attacker_right
 from coterie.report import formats
+from coterie.report.handover import pack
 
 FILES = ["README.txt", "SHA256SUMS", "handover.html", "ledger.jsonl", "privacy.json", "verify.py"]
 NUMBERS = {"clients": 100, "num_clusters": 2, "epsilon": 6.0, "delta": 1e-5, "clip_norm": 1.0}

@@ -13,8 +13,8 @@ import sealed
 from commands import document
 from forging import rewrite_ledger
 
-from coterie.handover import verify
 from coterie.privacy import PLANS, Banded
+from coterie.report.handover import verify
 from coterie.server.checkpoints import tensor_content
 
 MODEL = "models/cluster-0.safetensors"

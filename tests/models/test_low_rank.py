@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.fields.settings import ConfigError
 from coterie.models import (
     ModelError,
     NetworkSpec,
@@ -24,7 +25,6 @@ from coterie.models import (
 )
 from coterie.models.adapters import LoRA
 from coterie.models.settings import TrainingSettings
-from coterie.settings import ConfigError
 
 
 def mlp():

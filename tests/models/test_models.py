@@ -416,7 +416,7 @@ def test_listing_needs_no_torch():
     assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} <= {
         "coterie.files",
         "coterie.models",
-        "coterie.plugins",
+        "coterie.fields.plugins",
         "coterie.tasks",
     }
 

@@ -22,7 +22,7 @@ from coterie.privacy import (
 from coterie.privacy.check import check
 from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.score_histograms import CELLS, NORM
-from coterie.secure.integers import STEPS, to_modulus
+from coterie.privacy.secure_aggregation.integers import STEPS, to_modulus
 
 NUMBERS = {"clients": 30, "num_clusters": 3, "sampling_rate": 1.0, "rounds": 6, "clip_norm": 0.5, "delta": 1e-4}
 SIZE = 40

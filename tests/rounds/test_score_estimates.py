@@ -5,10 +5,10 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from coterie import performance
 from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, count_scores, sum_of_clients
 from coterie.results import RoundRecord
 from coterie.rounds.score_estimates import estimate, estimated
+from coterie.tasks import performance
 
 NAMES = ("roc_auc", "average_precision", "sensitivity_at_90", "brier")
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from coterie.secure import discrete_gaussian, from_grid, to_grid, to_modulus
-from coterie.secure.integers import STEPS
+from coterie.privacy.secure_aggregation import discrete_gaussian, from_grid, to_grid, to_modulus
+from coterie.privacy.secure_aggregation.integers import STEPS
 
 
 @pytest.mark.parametrize("case", range(60))

@@ -10,8 +10,16 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.secure import MaskedRound, MaskingClient, NoiseLayers, SecureError, Shares, masking, unmasked_sum
-from coterie.secure.keys import expand
+from coterie.privacy.secure_aggregation import (
+    MaskedRound,
+    MaskingClient,
+    NoiseLayers,
+    SecureError,
+    Shares,
+    masking,
+    unmasked_sum,
+)
+from coterie.privacy.secure_aggregation.keys import expand
 
 CLIENTS = range(20)
 NO_LAYERS = NoiseLayers((20,), ())

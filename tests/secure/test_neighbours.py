@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from coterie.secure.neighbours import COMPLETE, connected, reach, ring
+from coterie.privacy.secure_aggregation.neighbours import COMPLETE, connected, reach, ring
 
 
 def is_connected(places, clients, reach):

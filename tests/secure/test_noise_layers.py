@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from coterie.secure import NoiseLayers, Surplus, noise_layers
-from coterie.secure.noise_layers import MIN_STEPS
+from coterie.privacy.secure_aggregation import NoiseLayers, Surplus, noise_layers
+from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS
 
 TOTAL = 1e5
 LAYERS = NoiseLayers.of(TOTAL, 10, 7, 2)

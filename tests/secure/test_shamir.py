@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from coterie.secure import SecureError
-from coterie.secure.shamir import SECRET_BYTES, combine, split, weights
+from coterie.privacy.secure_aggregation import SecureError
+from coterie.privacy.secure_aggregation.shamir import SECRET_BYTES, combine, split, weights
 
 
 @pytest.mark.parametrize(("t", "n"), [(1, 1), (1, 3), (2, 2), (2, 4), (3, 5), (5, 5), (40, 60)])

@@ -8,10 +8,10 @@ import pytest
 import tomli_w
 
 from coterie.cli.run import settings_of
+from coterie.fields.settings import flat, nested
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
 from coterie.server.config import COMMON, combined
 from coterie.server.planning import participation_warnings
-from coterie.settings import flat, nested
 from coterie.strategies.fedprox import FedProxSettings
 from coterie.strategies.registry import STRATEGIES
 

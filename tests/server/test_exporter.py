@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine.in_process import LocalGrid
-from coterie.logs import read_rounds
+from coterie.flower.run_log import read_progress
 from coterie.results import RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
@@ -185,7 +185,7 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
     assert {line["run"] for line in lines} == {"77"}
     rounds = [line for line in lines if "rounds" in line]
     assert [(line["round"], line["rounds"]) for line in rounds] == [(1, 2), (2, 2)]
-    found = read_rounds("\n".join(map(json.dumps, lines)))
+    found = read_progress("\n".join(map(json.dumps, lines)))
     assert (found["round"], found["accuracy"]) == (2, rounds[-1]["accuracy"])
     kept = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [sample["coterie_round"] for sample in scraped] == [1, 2]

@@ -12,15 +12,15 @@ from tiers import mark_slow
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError
 from coterie.engine import in_process
+from coterie.fields.settings import ConfigError
 from coterie.privacy import read_ledger
 from coterie.privacy.mechanisms import score_sums, secure
+from coterie.privacy.secure_aggregation import MaskingClient, masking, noise_layers
 from coterie.rounds import score_estimates
-from coterie.secure import MaskingClient, masking, noise_layers
 from coterie.server import RunConfig, RunFolder
 from coterie.server.checkpoints import read_checkpoint
 from coterie.server.run import RunError
 from coterie.server.simulate import prepare, simulate
-from coterie.settings import ConfigError
 
 SETTINGS = {
     "mechanism": "secure",

@@ -16,13 +16,13 @@ from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table
 from coterie.datasets.client_records import report
 from coterie.datasets.own import Declared
+from coterie.fields.plugins import PluginError
+from coterie.fields.settings import ConfigError
 from coterie.inference import load
-from coterie.performance import of_labels
-from coterie.plugins import PluginError
 from coterie.server import RunConfig
 from coterie.server.simulate import prepare
-from coterie.settings import ConfigError
 from coterie.tasks import TaskError, encode_labels, multi_label, survival
+from coterie.tasks.performance import of_labels
 from coterie.testing.training import check_choose, check_loss
 
 LABELS = ("diabetes", "anaemia", "copd")

@@ -5,9 +5,9 @@ from flwr.app import Context, RecordDict
 from test_resume_deployed import SETTINGS, Deployed, clients  # noqa: F401
 
 from coterie.deploy.certificates import create, sign_roster
+from coterie.fields.settings import ConfigError
 from coterie.server import app as server_app
 from coterie.server.run import RunError
-from coterie.settings import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_data_that_vanish_during_a_run_end_it_before_the_next_charge(home, run_w
 
     logger = logging.getLogger("flwr")
     monkeypatch.setattr(logger, "handlers", logger.handlers[:])
-    monkeypatch.setattr("coterie.server.app.logs.round_line", lambda record, rounds: (remove(record) or "", {}))
+    monkeypatch.setattr("coterie.server.app.run_log.round_line", lambda record, rounds: (remove(record) or "", {}))
     folder = open_folder({**SETTINGS, "out": "other"}, home, check=prepare)
     folder.on_metrics = remove
     with pytest.raises(DataError, match="sites of the clients' data is missing; nothing was charged"):

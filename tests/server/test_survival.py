@@ -16,12 +16,12 @@ from coterie import models as networks
 from coterie.client import dpsgd
 from coterie.client.backend import Examples
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, own_shard, read_table
+from coterie.fields.settings import ConfigError
 from coterie.inference import load
 from coterie.models import ModelError
-from coterie.performance import concordance, of_times
 from coterie.server import RunConfig
-from coterie.settings import ConfigError
 from coterie.tasks import TaskError, encode_times, survival
+from coterie.tasks.performance import concordance, of_times
 
 EDGES = (30.0, 90.0, 180.0)
 SCHEMA = """version = 1

@@ -7,9 +7,9 @@ import pytest
 from test_banded_runs import Kept
 from test_base import CLIENTS, UP, Stub, start
 
+from coterie.fields.settings import ConfigError
 from coterie.privacy import PrivacyError, Secure
 from coterie.server import RunConfig
-from coterie.settings import ConfigError
 from coterie.strategies import FedAvg, StrategyError
 
 

@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.datasets import Partition, Source, federate
+from coterie.fields.settings import Settings, setting
 from coterie.privacy import Joint, RecordPlan, read_ledger
-from coterie.settings import Settings, setting
 from coterie.strategies import CFL, IFCA, LCFL, ClusteredStrategy, Reseeding, Round, StrategyOptions
 from coterie.strategies.method import Models
 from coterie.testing import check_client, check_strategy

@@ -9,7 +9,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from coterie.privacy import Secure
-from coterie.secure import MaskedRound, NoiseLayers, Opening, SecureError, Shares, Surplus
+from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, SecureError, Shares, Surplus
 from coterie.wire import RequestError
 from coterie.wire.masked import (
     RELEASES,

@@ -1,9 +1,9 @@
 """The secure mechanism: client-level privacy without a trusted server.
 
 The server learns noisy sums of integer vectors, and never an update or a label of one client: secure aggregation
-(coterie/secure/masking.py) adds the vectors modulo 2^32. P. Kairouz, Z. Liu, T. Steinke: The Distributed Discrete
-Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML 2021, arXiv:2102.06387, without rotation and
-modular clipping, and with one block per cluster.
+(privacy/secure_aggregation/masking.py) adds the vectors modulo 2^32. P. Kairouz, Z. Liu, T. Steinke: The Distributed
+Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML 2021, arXiv:2102.06387, without
+rotation and modular clipping, and with one block per cluster.
 
      1  every client belongs to one of b slots, by a public function of its id; slot (t - 1) mod b is the cohort of
         round t: n clients, of which at least l = ceil((1 - dropout) n) must stay, and at most c work with the server
@@ -14,7 +14,7 @@ modular clipping, and with one block per cluster.
             the last       sqrt(v) D if |u| < C / factor, else the negative;  v: share of the norms
      3  it adds discrete Gaussian noise of deviation sigma D / sqrt(l - c) to all entries, in layers
      4  the server learns the sum of the survivors' vectors, less the layers that so many of them do not need
-        (coterie/secure/noise_layers.py). Fewer than l survivors: nothing, and the round is skipped
+        (coterie/privacy/secure_aggregation/noise_layers.py). Fewer than l survivors: nothing, and the round is skipped
      5  histogram, norms and sums: the parts of the sum, divided by the factors of line 2, and the sums times C
      6  divisors   D_j = n' / k of n' survivors, or max(B, 1, (~h R)_j)
 
@@ -47,9 +47,16 @@ from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
+from coterie.privacy.secure_aggregation.integers import (
+    STEPS,
+    Integers,
+    discrete_gaussian,
+    from_grid,
+    to_grid,
+    to_modulus,
+)
+from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS, NoiseLayers
 from coterie.privacy.statement import Statement
-from coterie.secure.integers import STEPS, Integers, discrete_gaussian, from_grid, to_grid, to_modulus
-from coterie.secure.noise_layers import MIN_STEPS, NoiseLayers
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
 MAX_PARAMETERS = 2_000_000

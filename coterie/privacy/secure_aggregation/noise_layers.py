@@ -25,8 +25,8 @@ from threading import Lock
 import numpy as np
 from randomgen import AESCounter
 
-from coterie.secure.integers import Integers, discrete_gaussian
-from coterie.secure.keys import derive
+from coterie.privacy.secure_aggregation.integers import Integers, discrete_gaussian
+from coterie.privacy.secure_aggregation.keys import derive
 
 #: Smallest deviation of a layer in steps of the grid: sums of discrete Gaussians have the law of one to 10^-4000.
 MIN_STEPS = 32.0

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coterie.secure.keys import Vector
+from coterie.privacy.secure_aggregation.keys import Vector
 
 #: Steps of the grid in a vector of norm 1.
 STEPS = 2**16

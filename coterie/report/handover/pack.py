@@ -11,14 +11,14 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coterie.fields.settings import flat
 from coterie.files import FileError, private_folder, read_bytes, read_object, write_atomic
-from coterie.handover.content import page
 from coterie.privacy import certificate
 from coterie.privacy.check import check, verified
 from coterie.privacy.manifest import CERTIFICATE, LEDGER, MANIFEST, SIGNATURE, manifest_of, manifest_problems
 from coterie.report.formats import NBSP
+from coterie.report.handover.content import page
 from coterie.results import read_config
-from coterie.settings import flat
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

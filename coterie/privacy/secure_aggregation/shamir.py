@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from coterie.secure.errors import SecureError
+from coterie.privacy.secure_aggregation.errors import SecureError
 
 #: Bytes of a secret, which is below the modulus, and of a share.
 SECRET_BYTES, SHARE_BYTES = 31, 32

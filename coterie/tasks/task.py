@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,14 +14,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coterie.results import Performance
+    from coterie.tasks.performance_record import Performance
 
-#: Labels of a record, at most: its target is exact in float32.
-MAX_LABELS = 20
-#: Bins of time, at most.
-MAX_BINS = 1000
-# Targets, at most, that have names.
-_MAX_NAMES = 4096
 #: Bounds of a weight in the loss.
 WEIGHTS = (1e-6, 1e6)
 FloatArray = npt.NDArray[np.float64]
@@ -66,7 +59,7 @@ class Task:  # large: what each of its users asks
         real: whether targets are real numbers, float32; otherwise they are int64.
         has_classes: whether each record has one of several classes.
         counted: what :meth:`counts` counts.
-        marker: a metric that tells the task of :class:`~coterie.results.Performance`.
+        marker: a metric that tells the task of :class:`~coterie.tasks.performance_record.Performance`.
         constant: a metric, that of the best constant prediction, and whether less of it is better.
     """
 
@@ -309,7 +302,7 @@ class _MultiClass(Task):
     def measure(
         self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
     ) -> Measure:
-        from coterie.performance import of_classes, probabilities
+        from coterie.tasks.performance import of_classes, probabilities
 
         shares = probabilities(outputs)
         if positive is not None:
@@ -323,7 +316,7 @@ class _MultiClass(Task):
     def columns(
         self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
     ) -> dict[str, list[str]]:
-        from coterie.performance import probabilities
+        from coterie.tasks.performance import probabilities
 
         shares = probabilities(outputs)
         labels = shares.argmax(axis=1)
@@ -333,8 +326,8 @@ class _MultiClass(Task):
         many = zip(names, shares.T, strict=True) if len(names) <= _MAX_COLUMNS else ()
         return {
             "prediction": [names[label] for label in labels.tolist()],
-            "probability": _decimals(np.take_along_axis(shares, labels[:, None], axis=1)[:, 0]),
-            **{f"probability_{name}": _decimals(share) for name, share in many},
+            "probability": decimals(np.take_along_axis(shares, labels[:, None], axis=1)[:, 0]),
+            **{f"probability_{name}": decimals(share) for name, share in many},
         }
 
     def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
@@ -397,7 +390,7 @@ class _Regression(Task):
     def measure(
         self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
     ) -> Measure:
-        from coterie.performance import of_numbers
+        from coterie.tasks.performance import of_numbers
 
         return partial(of_numbers, self.in_units(y), self.in_units(outputs.reshape(len(y))))
 
@@ -418,235 +411,6 @@ class _Regression(Task):
 
     def right_outputs(self, y: Tensor) -> Tensor:
         return y
-
-
-@dataclass(frozen=True)
-class _MultiLabel(Task):
-    """Each record has some of several labels: mean of binary cross-entropies. Bit l of a target is label l."""
-
-    name = "multi-label"
-    score_name = "Accuracy of labels"
-    counted = "labels"
-    marker = "label_rate"
-    constant = ("brier", "baseline_brier", True)
-
-    def __str__(self) -> str:
-        return f"{self.num_outputs} labels"
-
-    @property
-    def num_targets(self) -> int:
-        return 1 << self.num_outputs
-
-    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
-        weights = given * self.num_outputs if len(given) == 1 else given
-        return weights if key == "pos-weight" and len(weights) == self.num_outputs else None
-
-    @property
-    def _allowed_weights(self) -> str:
-        return f"pos-weight has one number, or one for each of {self.num_outputs} labels"
-
-    def bits(self, y: Targets) -> npt.NDArray[np.int64]:
-        """Return (n, l) labels, 0 or 1, of (n,) targets."""
-        return np.asarray(y.astype(np.int64)[:, None] >> np.arange(self.num_outputs) & 1)
-
-    def _bits(self, y: Tensor, like: Tensor) -> Tensor:
-        return (y[..., None] >> like.new_tensor(range(self.num_outputs), dtype=y.dtype) & 1).to(like.dtype)
-
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        weight = outputs.new_tensor(self.weights) if self.weights else None
-        bits = self._bits(y, outputs)
-        return binary_cross_entropy_with_logits(outputs, bits, pos_weight=weight, reduction="none").mean(dim=-1)
-
-    def marks(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return ((outputs > 0) == self._bits(y, outputs).bool()).float().mean(dim=1)
-
-    def score(self, marks: FloatArray, y: Targets) -> float:
-        return float(marks.mean())
-
-    def squared_error(self, outputs: FloatArray, y: Targets) -> float:
-        return float(((_sigmoid(outputs) - self.bits(y)) ** 2).mean())
-
-    def measure(
-        self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
-    ) -> Measure:
-        from coterie.performance import of_labels
-
-        return partial(of_labels, self.bits(y), _sigmoid(outputs))
-
-    def predicted(self, outputs: Outputs) -> npt.NDArray[Any]:
-        return (outputs > 0).astype(np.int64)
-
-    def columns(
-        self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
-    ) -> dict[str, list[str]]:
-        pairs = zip(names, self.predicted(outputs).T.tolist(), strict=True)
-        predictions = {f"prediction_{name}": [*map(str, bits)] for name, bits in pairs}
-        shares = zip(names, _sigmoid(outputs).T, strict=True)
-        return {**predictions, **{f"probability_{name}": _decimals(share) for name, share in shares}}
-
-    def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
-        bits = self.bits(y)
-        rates = bits.mean(axis=0)
-        return (
-            f"{np.mean((outputs > 0) == bits):.2%} of the predicted labels agree with those of {where}, where the more "
-            f"frequent value of each label has {np.maximum(rates, 1 - rates).mean():.2%}"
-        )
-
-    @property
-    def num_cells(self) -> int:
-        return self.num_outputs
-
-    rule = "labels must be 0 or 1"
-
-    def are_valid(self, cells: FloatArray) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.isin(cells, (0, 1)).all(axis=1))
-
-    def encoded(self, cells: FloatArray) -> FloatArray:
-        return np.asarray(cells @ 2.0 ** np.arange(self.num_outputs))
-
-    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
-        return dict(zip(names, self.bits(y).sum(axis=0).tolist(), strict=True))
-
-    def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        if self.num_targets > _MAX_NAMES:
-            return ()
-        of = (self.bits(np.arange(self.num_targets)) > 0).tolist()
-        return tuple(" + ".join(name for name, has in zip(names, row, strict=True) if has) or "none" for row in of)
-
-    def examples(self, n: int) -> npt.NDArray[Any]:
-        return np.random.default_rng(1).permutation(max(n, self.num_targets))[:n] % self.num_targets
-
-    def right_outputs(self, y: Tensor) -> Tensor:
-        import torch
-
-        return 8 * self._bits(y, torch.zeros(())) - 4
-
-
-@dataclass(frozen=True)
-class _Survival(Task):
-    """Each record has a time until an event, or until it is censored: hazards of bins of time.
-
-    Output j is the logit of the probability that the event happens in bin j, given that it did not before. A target is
-    2 b + e: the record is free of the event in its first b bins, and e tells whether it has it in the next one.
-
-    Attributes:
-        edges: ends of the bins, which begin at 0.
-    """
-
-    edges: tuple[float, ...] = ()
-
-    name = "survival"
-    score_name = "Concordance"
-    counted = "events"
-    marker = "survival"
-    constant = ("concordance", "baseline_concordance", False)
-
-    @property
-    def probe(self) -> int:
-        return self.num_targets - 2  # the event in the last bin
-
-    def __str__(self) -> str:
-        return f"times in {self.num_outputs} bins"
-
-    @property
-    def num_targets(self) -> int:
-        return 2 * self.num_outputs + 1
-
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return minus the log-likelihood: of no event in the first bins, and of the event in the next one."""
-        from torch.nn.functional import softplus
-
-        free, event = (y >> 1)[..., None], (y & 1)[..., None]
-        bins = outputs.new_tensor(range(self.num_outputs), dtype=y.dtype)
-        nats = softplus(outputs) * (bins < free) + softplus(-outputs) * ((bins == free) & (event > 0))
-        return nats.sum(dim=-1)
-
-    def marks(self, outputs: Tensor, y: Tensor) -> Tensor:
-        from torch.nn.functional import logsigmoid
-
-        return -logsigmoid(-outputs).cumsum(dim=1).exp().sum(dim=1)  # minus the mean number of bins without the event
-
-    def score(self, marks: FloatArray, y: Targets) -> float:
-        from coterie.performance import concordance
-
-        index = concordance(marks, y >> 1, y & 1)
-        return 0.5 if index is None else index
-
-    def survival(self, outputs: Outputs) -> FloatArray:
-        """Return the (n, b) probabilities that a record is free of the event until the end of each bin."""
-        return np.asarray(np.cumprod(1 - _sigmoid(outputs), axis=1))
-
-    def squared_error(self, outputs: FloatArray, y: Targets) -> float:
-        """Return the mean squared error of :meth:`survival` at the ends of bins at which it is known."""
-        bins, free, event = np.arange(self.num_outputs), (y >> 1)[:, None], (y & 1)[:, None]
-        known = (bins < free) | (event > 0)
-        errors = (self.survival(outputs) - (bins < free)) ** 2
-        return float(errors[known].mean()) if known.any() else 0.0
-
-    def measure(
-        self, y: Targets, outputs: Outputs, positive: int | None = None, threshold: float | None = None
-    ) -> Measure:
-        from coterie.performance import of_times
-
-        return partial(of_times, y >> 1, y & 1, _sigmoid(outputs))
-
-    def predicted(self, outputs: Outputs) -> npt.NDArray[Any]:
-        return self.survival(outputs)
-
-    def columns(
-        self, outputs: Outputs, names: Sequence[str], decision: tuple[int, float] | None = None
-    ) -> dict[str, list[str]]:
-        shares = zip(self.edges, self.survival(outputs).T, strict=True)
-        return {f"survival_{edge:g}": _decimals(share) for edge, share in shares}
-
-    def agreement(self, outputs: Outputs, y: Targets, where: str) -> str:
-        from coterie.performance import of_times
-
-        index = of_times(y >> 1, y & 1, _sigmoid(outputs)).concordance
-        return f"concordance {'not defined' if index is None else f'{index:.3f}'} with the times of {where}"
-
-    @property
-    def num_cells(self) -> int:
-        return 2
-
-    @property
-    def time_bins(self) -> tuple[float, ...]:
-        return self.edges
-
-    rule = "a time must be finite and at least 0, an event 0 or 1"
-
-    def are_valid(self, cells: FloatArray) -> npt.NDArray[np.bool_]:
-        time, event = cells.T
-        return np.asarray(np.isfinite(time) & (time >= 0) & np.isin(event, (0, 1)))
-
-    def encoded(self, cells: FloatArray) -> FloatArray:
-        time, event = cells[:, 0], cells[:, 1] > 0
-        free = np.searchsorted(self.edges, time, side="right")
-        ended = np.searchsorted(self.edges, time, side="left")
-        inside = event & (ended < self.num_outputs)
-        return np.where(inside, 2 * ended + 1, 2 * free).astype(np.float64)
-
-    def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
-        counts = np.bincount(y.astype(np.int64), minlength=self.num_targets)
-        events = zip(self.edges, counts[1::2].tolist(), strict=True)
-        return {**{f"until {edge:g}": count for edge, count in events}, "censored": int(counts[::2].sum())}
-
-    def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        ends = [0.0, *self.edges]
-        names_of_bins = ([f"censored from {start:g}", f"event until {end:g}"] for start, end in pairwise(ends))
-        return (*chain.from_iterable(names_of_bins), f"censored from {ends[-1]:g}")
-
-    def examples(self, n: int) -> npt.NDArray[Any]:
-        targets = np.concatenate([np.arange(1, self.num_targets, 2)[::-1], np.arange(2, self.num_targets, 2)])
-        return targets[np.arange(n) % len(targets)]
-
-    def right_outputs(self, y: Tensor) -> Tensor:
-        import torch
-
-        bins = torch.arange(self.num_outputs)
-        return 8.0 * ((bins >= (y >> 1)[:, None]) & ((y & 1)[:, None] > 0)) - 4
 
 
 @dataclass(frozen=True)
@@ -672,9 +436,6 @@ class _Auto(Task):
 
 #: The task that the type of targets tells; it has no metrics.
 AUTO = _Auto()
-#: Values of the setting ``task``, beside "auto".
-NAMES = ("multi-class", "binary", "multi-label", "regression", "survival")
-_TASKS: tuple[type[Task], ...] = (_Regression, _MultiLabel, _Survival, _MultiClass)
 
 
 @cache
@@ -688,116 +449,13 @@ def task_of(num_classes: int, mean: float = 0.0, scale: float = 1.0) -> Task:
     return _MultiClass(num_classes) if num_classes else _Regression(mean=mean, scale=scale)
 
 
-@cache
-def multi_label(num_labels: int) -> Task:
-    """Return the task of data with several labels, 2 to :data:`MAX_LABELS`, any of which a record may have."""
-    if not 2 <= num_labels <= MAX_LABELS:
-        raise TaskError(f"a multi-label task has 2 to {MAX_LABELS} labels, not {num_labels}")
-    return _MultiLabel(num_labels)
-
-
-@cache
-def survival(edges: tuple[float, ...]) -> Task:
-    """Return the task of times until an event, in bins from 0 that end at ``edges``, which grow.
-
-    Raises:
-        TaskError: an end is not larger than the one before it, or there are none or more than :data:`MAX_BINS`.
-    """
-    ends = (0.0, *edges)
-    if not 1 <= len(edges) <= MAX_BINS or not all(low < high < math.inf for low, high in pairwise(ends)):
-        raise TaskError(f"the ends of bins must be 1 to {MAX_BINS} finite numbers above 0, each larger than the last")
-    return _Survival(len(edges), edges=edges)
-
-
-def parse_bins(text: str) -> tuple[float, ...]:
-    """Return the ends of bins of time that are separated by commas, such as ``30,90,365``.
-
-    Raises:
-        TaskError: they are no numbers above 0 that grow.
-    """
-    try:
-        edges = tuple(map(float, text.split(",")))
-        _ = survival(edges)
-    except ValueError:
-        raise TaskError(
-            f"time-bins = {text[:60]!r}: must be the ends of 1 to {MAX_BINS} bins of time, which begin at 0: growing "
-            "numbers, separated by commas, such as 30,90,365"
-        ) from None
-    return edges
-
-
-def named_task(name: str, num_outputs: int) -> Task:
-    """Return a task by its name, or by "auto" that of :func:`task_of`.
-
-    Raises:
-        TaskError: there is no such task, or it does not have this number of outputs.
-    """
-    if name == "survival":
-        return survival(tuple(map(float, range(1, num_outputs + 1))))
-    task = multi_label(num_outputs) if name == "multi-label" else task_of(num_outputs)
-    if name not in ("auto", *task.names):
-        raise TaskError(f"task {name[:60]!r}: {num_outputs} outputs are those of {task.name}")
-    return task
-
-
-def encode_labels(bits: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return (n,) targets of a multi-label task, given (n, l) labels.
-
-    Raises:
-        TaskError: a label is not 0 or 1.
-
-    Examples:
-        >>> encode_labels(np.array([[0, 0, 0], [1, 0, 1]]))
-        array([0, 5])
-    """
-    task = multi_label(bits.shape[1])
-    if not np.isin(bits, (0, 1)).all():
-        raise TaskError(f"a label is {bits[~np.isin(bits, (0, 1))][0]}; labels must be 0 or 1")
-    return task.encoded(bits.astype(np.float64)).astype(np.int64)
-
-
-def encode_times(time: npt.NDArray[Any], event: npt.NDArray[Any], edges: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Return (n,) targets of a survival task.
-
-    Args:
-        time: (n,) times until the event, or until nothing more is known.
-        event: (n,) whether it is the event.
-        edges: ends of the bins, which begin at 0.
-
-    Raises:
-        TaskError: a time is negative or not finite, an event is not 0 or 1, or the ends do not grow.
-
-    Examples:
-        >>> encode_times(np.array([1.0, 5.0, 9.0]), np.array([1, 0, 1]), [2, 4, 6])
-        array([1, 4, 6])
-    """
-    task = survival(tuple(map(float, edges)))
-    if not (np.isfinite(time) & (time >= 0)).all():
-        raise TaskError("a time is negative or not finite")
-    if not np.isin(event, (0, 1)).all():
-        raise TaskError("an event is neither 0 nor 1")
-    return task.encoded(np.stack([time, event], axis=1).astype(np.float64)).astype(np.int64)
-
-
-def of_metrics(scores: Performance) -> type[Task]:
-    """Return the task that metrics are about."""
-    return next((task for task in _TASKS if getattr(scores, task.marker) is not None), _MultiClass)
-
-
-def beats_constant(scores: Performance) -> bool | None:
-    """Return whether predictions are better than the best constant one; None: it is not known."""
-    metric, baseline, less = of_metrics(scores).constant
-    value, constant = getattr(scores, metric), getattr(scores, baseline)
-    if value is None or constant is None:
-        return None
-    return bool(value < constant) if less else bool(value > constant)
-
-
-def _decimals(values: FloatArray) -> list[str]:
+def decimals(values: FloatArray) -> list[str]:
+    """Return values as the text of a table of predictions."""
     return [f"{value:.6f}" for value in values.tolist()]
 
 
-def _sigmoid(outputs: Outputs) -> FloatArray:
+def sigmoid(outputs: Outputs) -> FloatArray:
+    """Return the probabilities of logits."""
     halves = np.tanh(outputs.astype(np.float64) / 2)
     return np.asarray((1 + halves) / 2)
 

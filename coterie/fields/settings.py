@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, ClassVar, Self, get_type_hints
 
 from coterie.fields import MAX_TEXT, Bounds, Kind, key_of
-from coterie.plugins import form, provided
+from coterie.fields.plugins import form, provided
 
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
 AUTO = "auto"
@@ -127,8 +127,8 @@ def setting(
         within: range of a number, in place of these four.
         longest: maximum number of characters of a text; None: :data:`coterie.fields.MAX_TEXT` if clients receive it.
         choices: allowed values of a string.
-        custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
-            none.
+        custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.fields.plugins.GROUPS`;
+            empty: none.
         allowed: description of the allowed values; by default derived from bounds and choices.
 
     The other arguments are attributes of :class:`Setting`.

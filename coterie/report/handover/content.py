@@ -7,10 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from coterie.handover.handover_template import HANDOVER_PAGE
 from coterie.privacy.certificate import COMPOSED, UNIT_COLUMN, attacker_right, epsilon_observers
 from coterie.report import formats
 from coterie.report.graphics import THEME
+from coterie.report.handover.handover_template import HANDOVER_PAGE
 
 # How likely the attacker thinks beforehand that the data was used.
 _PRIORS = (("as likely as not", 0.5), ("one in ten", 0.1), ("one in a hundred", 0.01))

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from coterie.secure.errors import SecureError
+from coterie.privacy.secure_aggregation.errors import SecureError
 
 #: Bytes of a public key.
 KEY_BYTES = 32

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sklearn
 from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, roc_curve, root_mean_squared_error
 
-from coterie.results import Performance
+from coterie.tasks.performance_record import Performance
 
 FloatArray = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.integer[Any]]

@@ -4,11 +4,11 @@ K. Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine 
 long-term keys of a roster in place of its round AdvertiseKeys. Vectors hold their noise before they are masked.
 
      1  opening    i draws a seed b_i and a seed of a key pair (s_i, S_i); signs S_i; for every neighbour j in U0, the
-                   cohort (coterie/secure/neighbours.py), it seals a share of b_i and one of s_i's seed
+                   cohort (neighbours.py), it seals a share of b_i and one of s_i's seed
      2  vector     y_i = x_i + PRG(b_i) + sum over neighbours j in U1 of +-PRG(s_i s_j)   mod 2^32, where U1 opened
      3  survivors  i signs U2, those whose vectors arrived, once
      4  unmasking  having seen t signatures of U2, i gives its shares of b_j for j in U2, of s_j for j in U1 - U2, and
-                   reveals the layers of its noise that |U2| survivors do not keep (coterie/secure/noise_layers.py)
+                   reveals the layers of its noise that |U2| survivors do not keep (noise_layers.py)
      5  server     sum of y_i over U2, less PRG(b_j) for j in U2, the pair masks with j in U1 - U2, and these layers
 
 Two lists U2 with t signatures each would share at least 2t - n signers. With 2t > n + c, one of them is honest, and an
@@ -29,12 +29,12 @@ from functools import cached_property
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.secure import shamir
-from coterie.secure.errors import SecureError
-from coterie.secure.integers import Integers, to_modulus
-from coterie.secure.keys import KEY_BYTES, Vector, agree, derive, expand, private_key, seal, unseal
-from coterie.secure.neighbours import connected, reach, ring
-from coterie.secure.noise_layers import NO_SURPLUS, NoiseLayers, Surplus
+from coterie.privacy.secure_aggregation import shamir
+from coterie.privacy.secure_aggregation.errors import SecureError
+from coterie.privacy.secure_aggregation.integers import Integers, to_modulus
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector, agree, derive, expand, private_key, seal, unseal
+from coterie.privacy.secure_aggregation.neighbours import connected, reach, ring
+from coterie.privacy.secure_aggregation.noise_layers import NO_SURPLUS, NoiseLayers, Surplus
 
 #: Largest number of entries of a vector.
 MAX_SIZE = 2**23
