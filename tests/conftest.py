@@ -103,6 +103,24 @@ def pytest_collection(session):
         gc.enable()
 
 
+class _FailuresAtOnce:
+    """Names each failed test when it fails: a suite that is stopped before its end prints no summary."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            lines = report.longreprtext.splitlines()
+            errors = [line for line in lines if line.startswith("E ")]
+            self.config.get_terminal_writer().line(f"\nFAILED {report.nodeid}: {(errors or lines or [''])[0]}")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
 #: Files of slow tests of minutes: they begin first, so that no worker is left with one of them at the end.
 _LONGEST = ("test_first_hour.py", "test_without_docker.py", "test_flwr_run.py", "test_guard.py")
 
