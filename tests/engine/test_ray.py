@@ -44,11 +44,22 @@ def ray_grid(workers):
     return RayGrid(CLIENTS, workers)
 
 
-def run_on_both(settings, path):
+@pytest.fixture(scope="module")
+def workers():
+    """Ray and its actors, which are kept from one run to the next: they take longer to start than a method's round."""
+    import ray
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    with ray_workers() as started:
+        yield started
+    ray.shutdown()
+
+
+def run_on_both(settings, path, workers):
     """Run locally and on Ray, and compare models; folder and result of each."""
     with closing(RunFolder.create(path / "local", RunConfig(settings))) as local:
         expected = run(local, LocalGrid(CLIENTS))
-    with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray, ray_workers() as workers:
+    with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray:
         result = run(ray, ray_grid(workers))
     ours, theirs = models(local), models(ray)
     assert ours.keys() == theirs.keys() != set()
@@ -58,7 +69,7 @@ def run_on_both(settings, path):
 
 
 @pytest.mark.parametrize("participation", ["visible", "secret"])
-def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path):
+def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path, workers):
     settings = {
         "clients": CLIENTS,
         "clusters": 2,
@@ -73,27 +84,16 @@ def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, t
         "seed": 7,
         "registration-timeout": 600.0,
     }
-    for folder, _ in run_on_both(settings, tmp_path):
+    for folder, _ in run_on_both(settings, tmp_path, workers):
         _, charges = read_ledger(folder.path / "ledger.jsonl")
         assert [charge["slot"] for charge in charges] == [0, 1, 0, 1]
-
-
-@pytest.fixture(scope="module")
-def one_start_of_ray():
-    """Keep Ray from one run to the next: it takes longer to start than a method's round."""
-    import ray
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
 
 
 @pytest.mark.parametrize(("strategy", "unit"), CASES)
-@pytest.mark.usefixtures("one_start_of_ray")
-def test_ray_and_local_agree(strategy, unit, tmp_path):
+def test_ray_and_local_agree(strategy, unit, tmp_path, workers):
     settings = {
         "strategy": strategy,
         "clients": CLIENTS,
@@ -105,7 +105,7 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
         "registration-timeout": 600.0,  # a busy machine may take its time to start Ray
         **({"local-epochs": 2, "pretrain-epochs": 1, "joint-epochs": 1} if strategy == "ppfc-gan" else {}),
     }
-    (_, expected), (_, result) = run_on_both(settings, tmp_path)
+    (_, expected), (_, result) = run_on_both(settings, tmp_path, workers)
     assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
 
 
@@ -121,15 +121,14 @@ SUMMED = {
 }
 
 
-def trained(path, make_grid):
+def trained(path, grid):
     """Models of a run on Ray."""
-    with closing(RunFolder.create(path, RunConfig(SUMMED))) as folder, ray_workers() as workers:
-        outcome = run(folder, make_grid(workers))
+    with closing(RunFolder.create(path, RunConfig(SUMMED))) as folder:
+        outcome = run(folder, grid)
         return models(folder), outcome
 
 
-@pytest.mark.usefixtures("one_start_of_ray")
-def test_a_node_sends_one_sum_a_round(tmp_path):
+def test_a_node_sends_one_sum_a_round(tmp_path, workers):
     from coterie.engine.ray_workers import RayGrid
 
     received = []
@@ -140,12 +139,11 @@ def test_a_node_sends_one_sum_a_round(tmp_path):
             received.append([len(reply.messages) for reply in replies])
             return replies
 
-    trained(tmp_path / "run", lambda workers: Noting(CLIENTS, workers))
+    trained(tmp_path / "run", Noting(CLIENTS, workers))
     assert received == [[CLIENTS]] * 2
 
 
-@pytest.mark.usefixtures("one_start_of_ray")
-def test_clients_whose_sums_are_lost_reply_again(tmp_path, monkeypatch):
+def test_clients_whose_sums_are_lost_reply_again(tmp_path, monkeypatch, workers):
     import ray
 
     from coterie.engine import ray_workers as module
@@ -160,9 +158,9 @@ def test_clients_whose_sums_are_lost_reply_again(tmp_path, monkeypatch):
         ray.kill(actor)
         return waiting[-1]._replace(sums=reference)
 
-    expected, _ = trained(tmp_path / "whole", ray_grid)
+    expected, _ = trained(tmp_path / "whole", ray_grid(workers))
     monkeypatch.setattr(module, "_merged", lost)
-    found, outcome = trained(tmp_path / "lost", ray_grid)
+    found, outcome = trained(tmp_path / "lost", ray_grid(workers))
     assert outcome["certified"] is False  # the seed
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
