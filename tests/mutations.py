@@ -30,7 +30,7 @@ _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
 _SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
 _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/privacy/generators.py", "coterie/flower/clientapp.py"
+_GENERATORS, _CLIENTAPP = "coterie/flower/generators.py", "coterie/flower/clientapp.py"
 _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
 _PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _TRAINERS_TEST = "tests/client/test_trainers.py"
@@ -944,7 +944,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a record that is censored within a bin counts as free of the event in it",
-        "coterie/tasks/task.py",
+        "coterie/tasks/survival.py",
         'free = np.searchsorted(self.edges, time, side="right")',
         'free = np.searchsorted(self.edges, time, side="right") + 1',
         "tests/server/test_survival.py::test_a_time_becomes_the_bins_without_the_event",

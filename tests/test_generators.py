@@ -13,7 +13,7 @@ import torch
 from randomgen import AESCounter
 from torch.utils.data import DataLoader, Dataset
 
-from coterie.privacy.generators import collect_generators, reseed_generators
+from coterie.flower.generators import collect_generators, reseed_generators
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_each_gpu_gets_a_seed_of_its_own(monkeypatch, initialised):
 GPU = """
 import os
 import torch
-from coterie.privacy.generators import reseed_generators
+from coterie.flower.generators import reseed_generators
 torch.manual_seed(0)
 for _ in range(3):
     if os.fork() == 0:
@@ -82,7 +82,7 @@ def test_tensorflow(monkeypatch):
 
 ALONE = """
 import sys
-from coterie.privacy.generators import collect_generators, reseed_generators
+from coterie.flower.generators import collect_generators, reseed_generators
 with collect_generators() as created:
     reseed_generators()
 print(created, {"numpy", "tensorflow", "torch"} & {*sys.modules})

@@ -21,7 +21,7 @@ ALLOWED = {
     "models": {"fields", "files", "tasks"},
     "clustering": {"fields", "logs", "models"},
     "wire": {"datasets", "fields", "models", "privacy", "tasks"},
-    "flower": {"deploy", "fields", "files", "logs", "privacy", "results", "wire"},
+    "flower": {"deploy", "fields", "files", "logs", "results", "wire"},
     "rounds": {"fields", "logs", "privacy", "results", "wire"},
     "strategies": {"clustering", "fields", "models", "privacy", "rounds", "wire"},
     "client": {
@@ -67,6 +67,7 @@ ALLOWED = {
         "datasets",
         "engine",
         "files",
+        "flower",
         "logs",
         "models",
         "privacy",

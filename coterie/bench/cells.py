@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.files import FileError
+from coterie.flower.generators import reseed_generators
 from coterie.logs import ProgressCallback, drain_progress, ignore_progress
-from coterie.privacy.generators import reseed_generators
 from coterie.results import Outcome
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from typing import Any, Protocol, TypeVar
 
 from flwr.app import RecordDict
 
+from coterie.flower.generators import reseed_generators
 from coterie.logs import ProgressCallback, colour_terminals_only, drain_progress, set_progress_sink
-from coterie.privacy.generators import reseed_generators
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.deploy.node import APP_HASH
-from coterie.privacy.generators import collect_generators, reseed_generators
+from coterie.flower.generators import collect_generators, reseed_generators
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -142,7 +142,7 @@ def test_all_end_with_the_superexec(tmp_path, how):
 PRELOADED = """
 import json, sys
 from coterie.flower import clientapp
-from coterie.privacy.generators import collect_generators, reseed_generators
+from coterie.flower.generators import collect_generators, reseed_generators
 with collect_generators() as generators:
     clientapp.preload()
 before = set(sys.modules)
