@@ -11,7 +11,7 @@ from coterie.server.run import initial_models
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
 
-CLIENTS, ROUNDS = 10, 3
+CLIENTS, ROUNDS = 10, 2
 RUN = {
     **OWN_DATA,
     "strategy": "ifca",
