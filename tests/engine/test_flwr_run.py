@@ -25,7 +25,7 @@ def environment(tmp_path_factory):
 
 def test_the_app_runs_in_flower_s_own_way(environment, tmp_path):
     out = tmp_path / "run"
-    settings = f'data.clients=10 rounds=2 training.local-epochs=1 deployment.registration-timeout=30.0 out="{out}"'
+    settings = f'data.clients=10 rounds=2 training.local-epochs=1 deployment.registration-timeout=600.0 out="{out}"'
     federation = "num-supernodes=10 client-resources-num-cpus=1"
     done = flwr(environment, "run", ".", "--stream", "--federation-config", federation, "--run-config", settings)
     assert latest(environment)["status"] == "finished:completed", done.stdout + done.stderr
@@ -59,7 +59,7 @@ def test_a_run_is_the_same_from_the_command_line_a_file_and_flwr_run(strategy, e
         status, _, err = coterie("run", *words, "--out", tmp_path / source)
         assert status == 0, err
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-    config += f' deployment.registration-timeout=60.0 out="{tmp_path / "flwr"}"'
+    config += f' deployment.registration-timeout=600.0 out="{tmp_path / "flwr"}"'
     federation = f"num-supernodes=10 client-resources-num-cpus={os.cpu_count()}"  # in one process, soon imported
     done = flwr(environment, "run", ".", "--stream", "--federation-config", federation, "--run-config", config)
     assert latest(environment)["status"] == "finished:completed", done.stdout + done.stderr

@@ -56,30 +56,43 @@ class Cluster:
     """Two nodes with two cores each; ``address`` is that of the head."""
 
     def __init__(self, folder):
-        self.folder, port = folder, free_port()
+        self.folder, self.nodes = folder, {}
+        try:
+            self._start_both()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_both(self):
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
-        self.places = {name: folder / name for name in ("head", "other")}
+        self.places = {name: self.folder / name for name in ("head", "other")}
         common = ["--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         common += ["--object-store-memory=100000000"]
         # Free ports: nodes on one machine share Ray's default range, and a driver ends if its port is taken.
         common += ["--min-worker-port=0", "--max-worker-port=0"]
-        self.nodes = {}
         # A short path: that of a socket may have 107 characters.
-        self.start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray", *common)
+        self.start(
+            "head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.folder}/ray", *common
+        )
         until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
-        self.start("other", f"--address={self.address}", *common)
         import ray
+
+        def both_alive():
+            if "other" not in self.nodes or self.nodes["other"].poll() is not None:  # a new node of Ray sometimes dies
+                self.start("other", f"--address={self.address}", *common)
+            return sum(node["Alive"] for node in ray.nodes()) == 2
 
         ray.init(self.address, log_to_driver=False)
         try:
-            until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
+            until(both_alive)
         finally:
             ray.shutdown()
 
     def start(self, name, *words):
-        self.places[name].mkdir()
+        self.places[name].mkdir(exist_ok=True)
         variables = os.environ | {toys.PLACE: str(self.places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        with (self.folder / f"{name}.log").open("w") as log:
+        with (self.folder / f"{name}.log").open("a") as log:
             self.nodes[name] = subprocess.Popen(
                 [RAY, "start", *words], env=variables, stdout=log, stderr=log, start_new_session=True
             )
@@ -105,7 +118,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def until(happened, seconds=60):
+def until(happened, seconds=240):
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
