@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
-from scipy.special import expit
 
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.score_histograms import BINS, EDGES, ScoreHistogram
@@ -42,7 +40,7 @@ _POWERS = np.stack([(_GRID / _SCALE) ** power for power in range(1, _DEGREE + 1)
 _LOG_WIDTHS = np.log(np.repeat(_WIDTHS / _POINTS, _POINTS))
 _CENTRES = _GRID.reshape(BINS, _POINTS).mean(axis=1)
 #: (BINS,) probability of the positive class in the middle of each bin.
-PROBABILITIES: FloatArray = expit(_CENTRES)
+PROBABILITIES: FloatArray = 1 / (1 + np.exp(-_CENTRES))
 
 
 def estimate(histogram: ScoreHistogram) -> ScoreEstimates | None:
@@ -141,6 +139,8 @@ class _Density:
 
 
 def _fit(counts: FloatArray, noise: float) -> FloatArray:
+    from scipy.optimize import least_squares  # slow to import
+
     total = max(float(counts.sum()), noise, 1.0)
     kept = np.maximum(counts - noise, 0.0) + 1e-9 * total
     mean = float(kept @ _CENTRES / kept.sum())

@@ -114,11 +114,6 @@ class Stack:
         data = [sys.executable, str(ROOT / "docker" / "demo" / "data.py"), str(self.data), str(self._clients)]
         subprocess.run(data, check=True)
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
-        if self._file == COMPOSE:  # checks of health take half a core, so they are frequent only while containers start
-            often = f"{max(2, self._clients // 2)}s"
-            checks = {"interval": "30s", "start_period": "1m", "start_interval": often}
-            clients = [f"{kind}-{i}" for kind in ("supernode", "clientapp") for i in range(self._clients)]
-            self.override({service: {"healthcheck": checks} for service in ("superlink", "serverapp", *clients)})
 
     def compose(self, *words, **options):
         files = [word for file in (self._file, *self._overrides) for word in ("-f", file)]
