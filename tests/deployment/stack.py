@@ -163,16 +163,16 @@ class Stack:
         """Wait for the end of a run; its status."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
+            self._sleep(run)
             status = self.status(run)
             if status["run"]["status"] in ENDED:
                 return status
-            self._sleep(run)
         self.tell()
         raise AssertionError(f"run {run} after {seconds} s: {status}")
 
     def _sleep(self, run: str) -> None:
         """Wait for the result of a run, but not for long: each question for its status takes seconds of a core."""
-        for _ in range(8):
+        for _ in range(30):
             time.sleep(1)
             if self._results[run].exists():
                 return
