@@ -91,6 +91,11 @@ class ClientRegistry:
         self._warnings: dict[int, str] = {}  # by node: why it is ignored
         self._problem = ""  # of the roster
 
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that are online and have not sent their client id yet, without those that are not in the roster."""
+        return [n for n, claim in self._claims.items() if claim is None and self._members.get(n, 0) is not None]
+
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
         if isinstance(grid, SimulatesClients):
@@ -132,8 +137,7 @@ class ClientRegistry:
         self._look_up({node: info.public_key for node, info in online.items()})
         for node_id in self._claims:
             self._joined.setdefault(node_id, (online[node_id].registered_at, len(self._joined)))
-        silent = [n for n, claim in self._claims.items() if claim is None and self._members.get(n, 0) is not None]
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in silent]
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in self.silent]
         seconds = max(0.0, min(timeout, _REPLY_SECONDS)) if new or wait_for_known else 0.0
         replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
         # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
+from coterie.rounds.client_registry import ClientRegistry
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
 from coterie.rounds.masked_evaluation import MaskedEvaluation
@@ -442,14 +443,24 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
     if required and not registry.nodes:
         raise StrategyError(
             f"round {number}: no client is registered after {registry.wait:g} s; nothing was charged for it, and "
-            "completed rounds are saved: check the clients, then resume"
+            f"completed rounds are saved: {_to_do(registry)}, then resume"
         )
     if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
         raise StrategyError(
             f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
-            f"min-clients = {strategy.options.min_clients}; completed rounds are saved: check the clients, then resume"
+            f"min-clients = {strategy.options.min_clients}; completed rounds are saved: {_to_do(registry)}, then resume"
         )
     _require_consent(strategy, number)
+
+
+def _to_do(registry: ClientRegistry) -> str:
+    """What the operator does about missing clients."""
+    if not registry.silent:
+        return "check the clients"
+    return (
+        f"{len(registry.silent)} nodes are online and have not sent their client-id; if they are still starting, "
+        "increase registration-timeout"
+    )
 
 
 def _require_consent(strategy: ClusteredStrategy, number: int) -> None:

@@ -153,6 +153,19 @@ def test_a_round_begins_when_enough_clients_are_there():
     assert grid.rounds == [[2, 3, 4]]
 
 
+@pytest.mark.parametrize(("speaking", "found"), [(0, "no client is registered"), (1, "1 clients are registered")])
+def test_nodes_that_are_still_starting_are_told_from_nodes_that_are_not_there(speaking, found):
+    class Starting(Coming):
+        def _answers(self, questions):
+            return super()._answers([each for each in questions if each.metadata.dst_node_id < 2 + speaking])
+
+    with pytest.raises(StrategyError, match=f"{found} after 0 s.*: check the clients, then resume"):
+        start(Starting([2, 3, 4][:speaking]), nothing(), min_clients=2)
+    missing = f"{3 - speaking} nodes are online and have not sent their client-id.*increase registration-timeout"
+    with pytest.raises(StrategyError, match=f"{found} after 0 s.*: {missing}, then resume"):
+        start(Starting([2, 3, 4]), nothing(), min_clients=2)
+
+
 def test_at_client_level_only_before_anything_is_released():
     with pytest.raises(StrategyError, match="round 1"):
         start(Coming([2]), private(rounds=2), rounds=2, min_clients=3)
