@@ -57,13 +57,8 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder, self.nodes = folder, {}
-        try:
-            self._start_both()
-        except BaseException:
-            self.close()
-            raise
 
-    def _start_both(self):
+    def start_both(self):
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self.places = {name: self.folder / name for name in ("head", "other")}
@@ -130,6 +125,7 @@ def started():
     folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
     try:
         with closing(Cluster(folder)) as cluster:
+            cluster.start_both()
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
