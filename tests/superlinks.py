@@ -3,26 +3,21 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import ray_nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def simulating_superlink(tmp_path, **variables):
-    """A SuperLink with a home and port of its own, ended with everything that it started; its environment."""
-    port = free_port()
+    """A SuperLink with a home, a port and a Ray of its own, ended with everything that it started; its environment."""
+    port = ray_nodes.free_port()
     home = tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -39,15 +34,15 @@ def simulating_superlink(tmp_path, **variables):
     )
     arguments = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
     arguments += ["--port", str(port)]
-    with (tmp_path / "superlink.log").open("w") as log:
+    with ray_nodes.one_node(**variables) as address, (tmp_path / "superlink.log").open("w") as log:
+        variables["RAY_ADDRESS"] = address
         superlink = subprocess.Popen(
             [BIN / "flower-superlink", *arguments], env=variables, stdout=log, stderr=log, start_new_session=True
         )
         try:
             for _ in range(120):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
+                if ray_nodes.answers(port):
+                    break
                 assert superlink.poll() is None, (tmp_path / "superlink.log").read_text()
                 time.sleep(0.5)
             yield variables
@@ -60,7 +55,7 @@ def simulating_superlink(tmp_path, **variables):
                 superlink.wait()
 
 
-def flwr(environment, *words, timeout=240):
+def flwr(environment, *words, timeout=600):
     return subprocess.run(
         [BIN / "flwr", *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout
     )

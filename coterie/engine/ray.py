@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import WARNING
+from logging import WARNING, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 # Seconds to wait for all Ray nodes to look for the run folder.
 _NODE_SECONDS = 60.0
+# Attempts to start Ray on this machine. A node of Ray ends if its agents take more than 15 s to start, as they may on a
+# busy machine, and no option of `ray.init` changes that (ray-project/ray, issue 65983).
+_STARTS = 3
+
+_log = getLogger(__name__)
 
 
 class EngineError(RuntimeError):
@@ -68,7 +73,7 @@ def _connect(address: str) -> None:
     """Connect to a cluster, or start Ray on this machine.
 
     Raises:
-        EngineError: there is no cluster.
+        EngineError: there is no cluster, or Ray does not start.
     """
     import ray
 
@@ -76,16 +81,25 @@ def _connect(address: str) -> None:
         _check_address(address)
     search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
     dashboard = None if address or "RAY_ADDRESS" in os.environ else False
-    try:
-        ray.init(
-            address or None,
-            runtime_env={"env_vars": {"PYTHONPATH": search_path}},
-            logging_level=WARNING,
-            include_dashboard=dashboard,
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ.get('RAY_ADDRESS', '')!r}"
-        raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
+    for attempt in range(1, _STARTS + 1):
+        try:
+            ray.init(
+                address or None,
+                runtime_env={"env_vars": {"PYTHONPATH": search_path}},
+                logging_level=WARNING,
+                include_dashboard=dashboard,
+            )
+            return
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ.get('RAY_ADDRESS', '')!r}"
+            raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
+        except Exception as error:  # the only class that Ray has for a node that does not start
+            if attempt == _STARTS:
+                raise EngineError(
+                    f"Ray does not start on this machine: {error} Use --engine local, or start Ray yourself and set "
+                    "ray-address (docs/simulation.md)"
+                ) from error
+            _log.warning("Ray does not start on this machine; attempt %d of %d follows", attempt + 1, _STARTS)
 
 
 def _check_address(address: str) -> None:

@@ -47,12 +47,8 @@ def ray_grid(workers):
 @pytest.fixture(scope="module")
 def workers():
     """Ray and its actors, which are kept from one run to the next: they take longer to start than a method's round."""
-    import ray
-
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     with ray_workers() as started:
         yield started
-    ray.shutdown()
 
 
 def run_on_both(settings, path, workers):

@@ -2,19 +2,13 @@
 
 import gc
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-import time
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
+import ray_nodes
 import toys
 from safetensors.numpy import load_file
 
@@ -22,7 +16,6 @@ from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import EngineError, ray_workers
 from coterie.server import RunConfig, RunFolder, run
 
-RAY = Path(sys.executable).parent / "ray"
 CLIENTS = 12
 SETTINGS = {
     "dataset": "toys:noted",
@@ -59,38 +52,27 @@ class Cluster:
         self.folder, self.nodes = folder, {}
 
     def start_both(self):
-        port = free_port()
-        self.address = f"127.0.0.1:{port}"
         self.places = {name: self.folder / name for name in ("head", "other")}
-        common = ["--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
-        common += ["--object-store-memory=100000000"]
-        # Free ports: nodes on one machine share Ray's default range, and a driver ends if its port is taken.
-        common += ["--min-worker-port=0", "--max-worker-port=0"]
-        # A short path: that of a socket may have 107 characters.
-        self.start(
-            "head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.folder}/ray", *common
-        )
-        until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        for place in self.places.values():
+            place.mkdir()
+        self.nodes["head"], self.address = ray_nodes.start_head(self.folder, "--num-cpus=2", **self.variables("head"))
         import ray
 
+        words = f"--address={self.address}", "--num-cpus=2"
+        self.nodes["other"] = ray_nodes.start(self.folder / "other.log", *words, **self.variables("other"))
+
         def both_alive():
-            if "other" not in self.nodes or self.nodes["other"].poll() is not None:  # a new node of Ray sometimes dies
-                self.start("other", f"--address={self.address}", *common)
+            assert self.nodes["other"].poll() is None, (self.folder / "other.log").read_text()
             return sum(node["Alive"] for node in ray.nodes()) == 2
 
         ray.init(self.address, log_to_driver=False)
         try:
-            until(both_alive)
+            ray_nodes.until(both_alive)
         finally:
             ray.shutdown()
 
-    def start(self, name, *words):
-        self.places[name].mkdir(exist_ok=True)
-        variables = os.environ | {toys.PLACE: str(self.places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        with (self.folder / f"{name}.log").open("a") as log:
-            self.nodes[name] = subprocess.Popen(
-                [RAY, "start", *words], env=variables, stdout=log, stderr=log, start_new_session=True
-            )
+    def variables(self, name):
+        return {toys.PLACE: str(self.places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
     def kill(self, name):
         """End a node with all its processes at once, as if its machine had failed."""
@@ -98,38 +80,15 @@ class Cluster:
 
     def close(self):
         for node in self.nodes.values():
-            node.terminate()
-        for node in self.nodes.values():
-            with suppress(subprocess.TimeoutExpired):
-                node.wait(20)
-            with suppress(ProcessLookupError):
-                os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def until(happened, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+            ray_nodes.end(node)
 
 
 @contextmanager
 def started():
-    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
-    try:
-        with closing(Cluster(folder)) as cluster:
-            cluster.start_both()
-            yield cluster
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        gc.collect()  # Ray leaves files open
+    with ray_nodes.short_folder() as folder, closing(Cluster(folder)) as cluster:
+        cluster.start_both()
+        yield cluster
+    gc.collect()  # Ray leaves files open
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +155,30 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
         x = np.full((5, 2), -9 if client == 3 else client, np.float32)
         np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
-    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 6}
+    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 5}
     del settings["groups"], settings["shift"]
     _, records = on_cluster(cluster, tmp_path / "run", settings)
-    assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores
+    assert [record.replies["accepted"] for record in records] == [5] * 5  # more rounds than the cluster has cores
+
+
+def test_processes_do_not_share_random_generators(cluster):
+    import ray
+
+    class Client:
+        def draw(self):
+            import random
+
+            import torch
+
+            return random.random(), np.random.random(), torch.rand(()).item()
+
+    ray.init(cluster.address, log_to_driver=False)
+    try:
+        actors = [ray.remote(num_cpus=1)(Client).remote() for _ in range(2)]
+        one, other = ray.get([actor.draw.remote() for actor in actors])
+    finally:
+        ray.shutdown()
+    assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]
 
 
 def test_every_node_must_have_the_run_folder(cluster, tmp_path):

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_the_readme_shows_the_diff():
 def test_it_runs_by_flwr_run_and_its_certificates_agree(tmp_path):
     app = tmp_path / "guard"
     shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"))
-    federation = "num-supernodes=10 client-resources-num-cpus=1"
+    federation = f"num-supernodes=10 client-resources-num-cpus={os.cpu_count()}"
     variables = {"HOME": str(tmp_path / "home"), "COTERIE_RUNS": str(tmp_path / "runs")}
     Path(variables["HOME"]).mkdir()
     with simulating_superlink(tmp_path, **variables) as environment:

@@ -1,0 +1,53 @@
+"""Ray that does not start on this machine: a message instead of a traceback."""
+
+import pytest
+
+pytestmark = pytest.mark.ray
+TOO_SLOW = "The current node timed out during startup."
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """Replaces the start of Ray by the outcomes in this list: an error, or None for a node that starts."""
+    import ray
+
+    outcomes = []
+
+    def init(*words, **options):
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    return outcomes
+
+
+def test_a_node_that_does_not_start_is_started_three_times(attempts, coterie, caplog):
+    attempts += [Exception(TOO_SLOW)] * 4
+    status, _, err = coterie("run", "--engine", "ray", "--out", "run")
+    assert (status, len(attempts)) == (1, 1)
+    assert f"Ray does not start on this machine: {TOO_SLOW} Use --engine local" in err
+    assert "Traceback" not in err
+    assert [record.message.partition("; ")[2] for record in caplog.records] == [
+        "attempt 2 of 3 follows",
+        "attempt 3 of 3 follows",
+    ]
+
+
+def test_the_second_attempt_may_succeed(attempts, monkeypatch):
+    from coterie.engine.ray import ray_workers
+
+    attempts += [Exception(TOO_SLOW), None]
+    monkeypatch.setattr("coterie.engine.ray._actors", lambda cores: 0)
+    monkeypatch.setattr("coterie.engine.ray_workers.RayWorkers", Workers)
+    with ray_workers() as workers:
+        assert workers.actors == 1
+    assert attempts == []
+
+
+class Workers:
+    def __init__(self, actors, cores):
+        self.actors = actors
+
+    def close(self):
+        """Ends nothing."""
