@@ -1,4 +1,3 @@
-import fcntl
 import os
 import shutil
 import subprocess
@@ -6,16 +5,17 @@ import subprocess
 import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
 
-#: Files run at the same time, each with a stack of its own; these take longest, and begin.
-FIRST = ("test_deployment_recovery", "test_deployment_masked", "test_deployment_faults")
+#: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container.
+SHARED = ("test_deployment", "test_deployment_faults", "test_deployment_recovery", "test_deployment_hostile")
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.stem not in FIRST)
+    order = {name: place for place, name in enumerate(SHARED)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory) -> str:
+def image() -> str:
     """The image, built here, in a checkout where somebody left secrets; skips without an engine."""
     if shutil.which("docker") is None:
         pytest.skip("no Docker: the program docker is not there")
@@ -24,13 +24,6 @@ def image(tmp_path_factory) -> str:
         if said.returncode:
             pytest.skip(f"no Docker: {(said.stderr.strip().splitlines() or ['no answer'])[-1]}")
     environment = {**os.environ, "COTERIE_USER": "0", "SECRETS": "/", "DATA": "/", "RUNS": "/"}
-    with (tmp_path_factory.getbasetemp().parent / "image.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one process builds, the others find its layers
-        _build(environment)
-    return "coterie"
-
-
-def _build(environment):
     left = [ROOT / "secrets-of-tests", ROOT / "docker" / "secrets-of-tests"]
     try:
         for folder in left:
@@ -41,13 +34,13 @@ def _build(environment):
     finally:
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
+    return "coterie"
 
 
-@pytest.fixture(scope="module")
-def stack(image, tmp_path_factory, request):
-    """A deployment for the tests of a file."""
-    name = "-".join((request.module.__name__.replace("_", "-"), os.environ.get("PYTEST_XDIST_WORKER", "")))
-    deployment = Stack(tmp_path_factory.mktemp("deployment"), f"coterie-{name.strip('-')}")
+@pytest.fixture(scope="session")
+def stack(image, tmp_path_factory):
+    """A deployment of three clients, which takes a minute to start."""
+    deployment = Stack(tmp_path_factory.mktemp("deployment"), "coterie-test-deployment")
     deployment.folder.chmod(0o755)
     deployment.prepare()
     try:

@@ -1,6 +1,5 @@
 """A deployment of docker/compose.yml in real containers, under a name and in a folder of its own."""
 
-import hashlib
 import json
 import os
 import re
@@ -17,8 +16,8 @@ import yaml
 
 from coterie.server.config import combined
 
-# What somebody left in the checkout before the image was built; the same in all processes of a session.
-CANARY = hashlib.sha256(os.environ.get("PYTEST_XDIST_TESTRUNUID", secrets.token_hex(20)).encode()).hexdigest()
+# What somebody left in the checkout before the image was built.
+CANARY = secrets.token_hex(32)
 ROOT = Path(__file__).parents[2]
 # Of runs on the demo's data.
 OWN_DATA = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10}
@@ -124,6 +123,22 @@ class Stack:
         file = self.folder / f"{self.name}-{len(self._overrides)}.json"
         file.write_text(json.dumps({"services": services, **further}))
         self._overrides.append(file)
+
+    @contextmanager
+    def changed(self, service: str, **differences):
+        """Replaces a container by one that is different, for the time of a block."""
+        self.override({service: differences})
+        file = self._overrides[-1]
+        self._replace(service)
+        try:
+            yield
+        finally:
+            self._overrides.remove(file)
+            self._replace(service)
+
+    def _replace(self, service: str) -> None:
+        self._containers.pop(service, None)
+        self.compose("up", "--detach", "--wait", "--no-deps", service, timeout=300)
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=600)

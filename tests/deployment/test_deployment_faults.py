@@ -1,6 +1,7 @@
 """A server that dies, and a bad line, in the middle of a run: it ends with all its rounds, within its budget."""
 
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from stack import OF_RECORDS, OWN_DATA
@@ -47,12 +48,6 @@ def test_correlated_noise_and_a_serverapp_that_dies(stack):
 
 @pytest.mark.skipif(not all(map(shutil.which, ("nsenter", "nft", "tc"))), reason="needs nsenter, nft and tc")
 def test_a_bad_line_does_not_move_the_deadline(stack):
-    # 30 % of packets lost on the way in, 1 Mbit/s on the way out; three models are 370 kB.
-    lossy = "add table ip bad; add chain ip bad in { type filter hook input priority 0; }; "
-    stack.in_network_of("supernode-2", "nft", lossy + "add rule ip bad in numgen random mod 100 < 30 drop")
-    for device in ("eth0", "eth1"):  # one leads to the SuperLink, one to the client's app
-        slow = f"qdisc add dev {device} root tbf rate 1mbit burst 32kbit latency 400ms"
-        stack.in_network_of("supernode-2", "tc", *slow.split())
     settings = {
         **OF_RECORDS,
         "privacy-unit": "none",
@@ -61,11 +56,28 @@ def test_a_bad_line_does_not_move_the_deadline(stack):
         "round-timeout": 25.0,
     }
     settings |= {"strategy": "ifca", "clusters": 3, "model": "cnn-small"}
-    run_id = stack.submit(**settings, rounds=3, out="/runs/lossy")
-    stack.complete(run_id)
+    with bad_line(stack, "supernode-2"):
+        stack.complete(stack.submit(**settings, rounds=3, out="/runs/lossy"))
     lines = stack.lines("lossy")
     assert len(lines) == 3
     # The deadline, the time Flower takes to look (3 s), and another look at who is there.
     assert all(line["seconds"] < 25 + 15 for line in lines)
     late = [line["round"] for line in lines if line["replies"]["accepted"] < 3]
     assert late  # else the line was not bad enough to show anything
+
+
+@contextmanager
+def bad_line(stack, service):
+    """30 % of packets lost on the way in, 1 Mbit/s on the way out; three models of the test are 370 kB."""
+    lossy = "add table ip bad; add chain ip bad in { type filter hook input priority 0; }; "
+    stack.in_network_of(service, "nft", lossy + "add rule ip bad in numgen random mod 100 < 30 drop")
+    devices = ("eth0", "eth1")  # one leads to the SuperLink, one to the client's app
+    for device in devices:
+        slow = f"qdisc add dev {device} root tbf rate 1mbit burst 32kbit latency 400ms"
+        stack.in_network_of(service, "tc", *slow.split())
+    try:
+        yield
+    finally:
+        stack.in_network_of(service, "nft", "delete table ip bad")
+        for device in devices:
+            stack.in_network_of(service, "tc", *f"qdisc del dev {device} root".split())

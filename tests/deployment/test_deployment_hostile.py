@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from stack import OWN_DATA, Stack
+from stack import OWN_DATA
 
 from coterie.privacy import Streams
 from coterie.server import RunConfig
@@ -42,27 +42,15 @@ WHY = (
 )
 
 
-@pytest.fixture(scope="module")
-def stack(image, tmp_path_factory):
-    deployment = Stack(tmp_path_factory.mktemp("hostile"), "coterie-hostile")
-    deployment.folder.chmod(0o755)
-    deployment.prepare()
-    code = f"{Path(__file__).parent / 'hostile'}:/hostile:ro"
-    deployment.override({"clientapp-2": {"environment": {"PYTHONPATH": "/hostile"}, "volumes": [code]}})
-    try:
-        deployment.up()
-        yield deployment
-    finally:
-        deployment.down()
-
-
 def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(stack):
-    run_id = stack.submit(**RUN, out="/runs/hostile")
-    stack.complete(run_id, seconds=900)
+    code = f"{Path(__file__).parent / 'hostile'}:/hostile:ro"
+    with stack.changed("clientapp-2", environment={"PYTHONPATH": "/hostile"}, volumes=[code]):
+        run_id = stack.submit(**RUN, out="/runs/hostile")
+        stack.complete(run_id, seconds=900)
+        twice = stack.execute("clientapp-2", "cat", "/state/twice").stdout
     assert [line["round"] for line in stack.lines("hostile")] == list(range(1, RUN["rounds"] + 1))
     said = [line for line in stack.log(run_id).splitlines() if " dropped: " in line]
     assert [why for why, line in zip(WHY, said, strict=True) if f"reply of client 2 dropped: {why}" not in line] == []
-    twice = stack.execute("clientapp-2", "cat", "/state/twice").stdout
     assert twice.startswith(("sent", "refused")), twice
     models = stack.runs / "hostile" / "models" / "cluster-0.safetensors"
     length = np.sqrt(sum(np.sum(np.square(values.astype(np.float64))) for values in moved(models).values()))
