@@ -146,6 +146,7 @@ def end(process, number=signal.SIGINT):
 
 @pytest.mark.slow
 def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
+    """The supervisor is killed and starts again; a killed client is named, and a killed SuperLink ends all."""
     folder = tmp_path / "trial"
     process, log = start(folder, "--clients", 2, "--set", "rounds=3", "--epsilon", 20, "--delta", 1e-4)
     began = time.monotonic()
@@ -163,11 +164,22 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
             time.sleep(0.2)
         process, log = start(folder, "--epsilon", 20, "--delta", 1e-4)
         until(lambda: DONE in log.read_text(), process, log, 150)
-        assert end(process) == 0
+
+        def pid(text):
+            commands = {number: Path(f"/proc/{number}/cmdline").read_text() for number in processes_of(folder)}
+            return min(number for number, command in commands.items() if text in command)
+
+        os.kill(pid("client-id=1"), signal.SIGKILL)
+        until(lambda: "client-1 was ended by signal 9; the others go on" in log.read_text(), process, log, 30)
+        os.kill(pid("superlink"), signal.SIGKILL)
+        assert process.wait(60) == 1
     finally:
         process.kill()
         process.wait()
     assert "goes on" in log.read_text()
+    assert "error: superlink ended; the last lines of" in log.read_text()
+    for written in (folder / "logs").glob("*.log"):
+        assert "INFO:flwr:" not in written.read_text(), written  # each line once
     assert list(processes_of(folder)) == []
     (run,) = (folder / "runs").glob("*/")
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
@@ -317,30 +329,6 @@ def test_ten_clients_mask_their_updates(tmp_path, monkeypatch):
         reached = 2 if client in DROPOUT["lost"] else 3 if client in DROPOUT["gone"] else 4
         assert [entry["type"] for entry in entries if entry.get("round")] == 2 * steps[:reached]
         assert bool(list(home.glob("*.open-round"))) == (reached < 4)
-
-
-@pytest.mark.slow
-def test_a_killed_client_is_named_and_a_killed_superlink_ends_all(tmp_path):
-    folder = tmp_path / "trial"
-    process, log = start(folder, "--clients", 2, "--set", "rounds=1")
-    try:
-        until(lambda: DONE in log.read_text(), process, log, 150)
-
-        def pid(text):
-            commands = {number: Path(f"/proc/{number}/cmdline").read_text() for number in processes_of(folder)}
-            return min(number for number, command in commands.items() if text in command)
-
-        os.kill(pid("client-id=1"), signal.SIGKILL)
-        until(lambda: "client-1 was ended by signal 9; the others go on" in log.read_text(), process, log, 30)
-        os.kill(pid("superlink"), signal.SIGKILL)
-        assert process.wait(60) == 1
-    finally:
-        process.kill()
-        process.wait()
-    assert "error: superlink ended; the last lines of" in log.read_text()
-    for written in (folder / "logs").glob("*.log"):
-        assert "INFO:flwr:" not in written.read_text(), written  # each line once
-    assert list(processes_of(folder)) == []
 
 
 @pytest.mark.slow
