@@ -43,7 +43,11 @@ def start_head(folder, *words, **variables):
     port = free_port()
     words = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray", *words)
     head = start(folder / "head.log", *words, **variables)
-    until(lambda: answers(port))
+    try:
+        until(lambda: answers(port))
+    except AssertionError:
+        end(head)
+        raise
     return head, f"127.0.0.1:{port}"
 
 

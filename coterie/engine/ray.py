@@ -77,22 +77,28 @@ def _connect(address: str) -> None:
     """
     import ray
 
+    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": search_path}}, "logging_level": WARNING}
     if address:
         _check_address(address)
-    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
-    dashboard = None if address or "RAY_ADDRESS" in os.environ else False
+    elif not os.environ.get("RAY_ADDRESS"):
+        _start(options)
+        return
+    try:
+        ray.init(address or None, **options)
+    except Exception as error:  # Ray has no common class of its errors
+        where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}"
+        raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
+
+
+def _start(options: dict[str, Any]) -> None:
+    """Start Ray on this machine, several times if it fails: nodes fail on busy machines."""
+    import ray
+
     for attempt in range(1, _STARTS + 1):
         try:
-            ray.init(
-                address or None,
-                runtime_env={"env_vars": {"PYTHONPATH": search_path}},
-                logging_level=WARNING,
-                include_dashboard=dashboard,
-            )
+            ray.init(include_dashboard=False, **options)
             return
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ.get('RAY_ADDRESS', '')!r}"
-            raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
         except Exception as error:  # the only class that Ray has for a node that does not start
             if attempt == _STARTS:
                 raise EngineError(

@@ -1,5 +1,7 @@
 """Ray that does not start on this machine: a message instead of a traceback."""
 
+import socket
+
 import pytest
 
 pytestmark = pytest.mark.ray
@@ -43,6 +45,21 @@ def test_the_second_attempt_may_succeed(attempts, monkeypatch):
     with ray_workers() as workers:
         assert workers.actors == 1
     assert attempts == []
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_cluster_that_does_not_answer_is_named(attempts, variable, monkeypatch):
+    from coterie.engine.ray import EngineError, ray_workers
+
+    attempts += [Exception("Timed out while waiting for GCS to become available.")] * 2
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if variable:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        named = f"{'RAY_ADDRESS' if variable else 'ray-address'} = '{address}': cannot use a Ray cluster there: Timed"
+        with pytest.raises(EngineError, match=named), ray_workers("" if variable else address):
+            pass
+    assert len(attempts) == 1
 
 
 class Workers:
