@@ -1,87 +1,44 @@
 """Nodes of Ray, as ``ray start`` starts them."""
 
 import contextlib
-import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
+
+from servers import free_port, running, until
 
 RAY = Path(sys.executable).parent / "ray"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextlib.contextmanager
+def node(log, *words, **variables):
+    """A node, while the context lasts; its process leads a group of all that it starts.
 
-
-def answers(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def start(log, *words, **variables):
-    """Start a node with free ports of its own; its process, which leads a group of all that it starts."""
+    It is started up to three times: a node ends if its agents take more than 15 s to start, as on a busy machine.
+    """
     words += ("--block", "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--object-store-memory=100000000")
     # Nodes on one machine share Ray's default range, and a driver ends if its port is taken.
     words += ("--min-worker-port=0", "--max-worker-port=0")
-    # A node that lets its agents choose their ports ends if they have none after 15 s, as on a busy machine.
-    agents = ("dashboard-agent-grpc", "dashboard-agent-listen", "metrics-export", "runtime-env-agent")
-    words += tuple(f"--{agent}-port={free_port()}" for agent in agents)
-    variables = os.environ | {"RAY_agent_register_timeout_ms": "300000"} | variables
-    with log.open("w") as out:
-        return subprocess.Popen([RAY, "start", *words], env=variables, stdout=out, stderr=out, start_new_session=True)
+    for _ in range(3):
+        with running([RAY, "start", *words], log, **{**variables, "PYTHONUNBUFFERED": "1"}) as process:
+            until(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(), Waiting, log, 240)
+            if process.poll() is None:
+                yield process
+                return
+    raise AssertionError(log.read_text())
 
 
-def start_head(folder, *words, **variables):
-    """Start the head of a cluster in a folder with a short path, as sockets need; its process and its address."""
-    port = free_port()
+class Waiting:
+    """Stands for a process whose end is no error."""
+
+    @staticmethod
+    def poll():
+        return None
+
+
+@contextlib.contextmanager
+def head(folder, *words, **variables):
+    """The head of a cluster in a folder with a short path, as sockets need; its process and its address."""
+    port, log = free_port(), folder / "head.log"
     words = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray", *words)
-    head = start(folder / "head.log", *words, **variables)
-    try:
-        until(lambda: answers(port))
-    except AssertionError:
-        end(head)
-        raise
-    return head, f"127.0.0.1:{port}"
-
-
-def end(node):
-    node.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        node.wait(20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(node.pid, signal.SIGKILL)
-    node.wait()
-
-
-@contextlib.contextmanager
-def short_folder():
-    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def one_node(**variables):
-    """The address of a cluster that is this machine; its processes have these environment variables."""
-    with short_folder() as folder:
-        head, address = start_head(folder, **variables)
-        try:
-            yield address
-        finally:
-            end(head)
-
-
-def until(happened, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    with node(log, *words, **variables) as process:
+        yield process, f"127.0.0.1:{port}"

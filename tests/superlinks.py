@@ -5,10 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import ray_nodes
+from servers import free_port, open_port, running, until
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -17,7 +18,7 @@ BIN = Path(sys.executable).parent
 @contextlib.contextmanager
 def simulating_superlink(tmp_path, **variables):
     """A SuperLink with a home, a port and a Ray of its own, ended with everything that it started; its environment."""
-    port = ray_nodes.free_port()
+    port = free_port()
     home = tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -34,25 +35,14 @@ def simulating_superlink(tmp_path, **variables):
     )
     arguments = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
     arguments += ["--port", str(port)]
-    with ray_nodes.one_node(**variables) as address, (tmp_path / "superlink.log").open("w") as log:
-        variables["RAY_ADDRESS"] = address
-        superlink = subprocess.Popen(
-            [BIN / "flower-superlink", *arguments], env=variables, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            for _ in range(120):
-                if ray_nodes.answers(port):
-                    break
-                assert superlink.poll() is None, (tmp_path / "superlink.log").read_text()
-                time.sleep(0.5)
-            yield variables
-        finally:
-            superlink.terminate()
-            try:
-                superlink.wait(20)
-            except subprocess.TimeoutExpired:
-                superlink.kill()
-                superlink.wait()
+    log = tmp_path / "superlink.log"
+    with (
+        tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        ray_nodes.head(Path(folder), **variables) as (_, address),
+        running([BIN / "flower-superlink", *arguments], log, **{**variables, "RAY_ADDRESS": address}) as superlink,
+    ):
+        until(lambda: open_port(port), superlink, log)
+        yield variables
 
 
 def flwr(environment, *words, timeout=600):

@@ -312,6 +312,7 @@ def test_ten_clients_mask_their_updates(tmp_path, monkeypatch):
     finally:
         process.kill()
         process.wait()
+    assert list(processes_of(folder)) == []
     (run,) = (folder / "runs").glob("*/")
     result, certificate = (json.loads((run / name).read_text()) for name in ("result.json", "privacy.json"))
     # What is added to the leaked vector is not a sum of clients: it is noticed, and not released.

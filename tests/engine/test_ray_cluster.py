@@ -4,13 +4,16 @@ import gc
 import os
 import signal
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import ray_nodes
 import toys
 from safetensors.numpy import load_file
+from servers import until
 
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import EngineError, ray_workers
@@ -48,46 +51,36 @@ pytestmark = [
 class Cluster:
     """Two nodes with two cores each; ``address`` is that of the head."""
 
-    def __init__(self, folder):
-        self.folder, self.nodes = folder, {}
-
-    def start_both(self):
-        self.places = {name: self.folder / name for name in ("head", "other")}
-        for place in self.places.values():
-            place.mkdir()
-        self.nodes["head"], self.address = ray_nodes.start_head(self.folder, "--num-cpus=2", **self.variables("head"))
-        import ray
-
-        words = f"--address={self.address}", "--num-cpus=2"
-        self.nodes["other"] = ray_nodes.start(self.folder / "other.log", *words, **self.variables("other"))
-
-        def both_alive():
-            assert self.nodes["other"].poll() is None, (self.folder / "other.log").read_text()
-            return sum(node["Alive"] for node in ray.nodes()) == 2
-
-        ray.init(self.address, log_to_driver=False)
-        try:
-            ray_nodes.until(both_alive)
-        finally:
-            ray.shutdown()
-
-    def variables(self, name):
-        return {toys.PLACE: str(self.places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    def __init__(self, address, places, nodes):
+        self.address, self.places, self.nodes = address, places, nodes
 
     def kill(self, name):
         """End a node with all its processes at once, as if its machine had failed."""
         os.killpg(self.nodes[name].pid, signal.SIGKILL)
 
-    def close(self):
-        for node in self.nodes.values():
-            ray_nodes.end(node)
-
 
 @contextmanager
 def started():
-    with ray_nodes.short_folder() as folder, closing(Cluster(folder)) as cluster:
-        cluster.start_both()
-        yield cluster
+    import ray
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True)))
+        places = {name: folder / name for name in ("head", "other")}
+        for place in places.values():
+            place.mkdir()
+
+        def variables(name):
+            return {toys.PLACE: str(places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+        cores, log = "--num-cpus=2", folder / "other.log"
+        head, address = stack.enter_context(ray_nodes.head(folder, cores, **variables("head")))
+        other = stack.enter_context(ray_nodes.node(log, f"--address={address}", cores, **variables("other")))
+        ray.init(address, log_to_driver=False)
+        try:
+            until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, other, log, 240)
+        finally:
+            ray.shutdown()
+        yield Cluster(address, places, {"head": head, "other": other})
     gc.collect()  # Ray leaves files open
 
 
@@ -155,10 +148,10 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
         x = np.full((5, 2), -9 if client == 3 else client, np.float32)
         np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
-    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 5}
+    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 6}
     del settings["groups"], settings["shift"]
     _, records = on_cluster(cluster, tmp_path / "run", settings)
-    assert [record.replies["accepted"] for record in records] == [5] * 5  # more rounds than the cluster has cores
+    assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores
 
 
 def test_processes_do_not_share_random_generators(cluster):
