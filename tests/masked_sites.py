@@ -27,6 +27,7 @@ from coterie.wire.masked import (
     read_opening,
     read_shares,
     read_signature,
+    task_digest,
 )
 from coterie.wire.messages import CONFIG, IDENTITY, MODELS, REPLY, Layout, pack_models
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest
@@ -141,6 +142,7 @@ class Server:
         number: of the round.
         attempt: of the round.
         keys: signed keys of the cohort.
+        following: their keys for a later round.
         layout: of a model.
         shared: number of its leading parameters that all clusters share.
         models: that are sent.
@@ -159,7 +161,9 @@ class Server:
     training: dict = field(default_factory=dict)
     release: str = "training"
     openings: dict = field(default_factory=dict)
+    following: dict = field(default_factory=dict)
     vectors: dict = field(default_factory=dict)
+    views: dict = field(default_factory=dict)
     signatures: dict = field(default_factory=dict)
     shares: dict = field(default_factory=dict)
 
@@ -182,9 +186,7 @@ class Server:
             parameters=self.layout.size,
             shared=self.shared,
             cohort=tuple(self.cohort),
-            node_keys=tuple(key.node for key in keys),
-            public_keys=tuple(key.public for key in keys),
-            key_signatures=tuple(key.signature for key in keys),
+            **OpenRequest.key_lists(keys),
         )
 
     @property
@@ -195,6 +197,11 @@ class Server:
     @property
     def round(self):
         return self.open_request.masked_round(self.plan)
+
+    @property
+    def next_keys(self):
+        """Signed keys of the cohort for a later round."""
+        return {**self.keys, **self.following}
 
     # ---- the messages ------------------------------------------------------------------------------------------------
 
@@ -214,7 +221,8 @@ class Server:
 
     def survivors_content(self, survivors=None, **changes):
         listed = tuple(sorted(self.vectors) if survivors is None else survivors)
-        request = SurvivorsRequest(**{**self.bound, **changes}, survivors=listed)
+        views = {"view_signatures": tuple(self.views.get(client, b"") for client in listed)}
+        request = SurvivorsRequest(**{**self.bound, **views, **changes}, survivors=listed)
         return RecordDict({CONFIG: ConfigRecord(request.to_record())})
 
     def unmask_content(self, signatures=None, **changes):
@@ -230,12 +238,20 @@ class Server:
     def open(self, clients=None):
         for client in self.cohort if clients is None else clients:
             reply = self.sites.ask(client, "train.open", self.open_content())
-            self.openings[client] = read_opening(reply, client_id=client, round=self.round)
+            key = self.keys[client]
+            self.openings[client], self.following[client] = read_opening(
+                reply, client_id=client, round=self.round, key=key
+            )
 
     def train(self, clients=None):
         for client in sorted(self.openings) if clients is None else clients:
-            reply = self.sites.ask(client, self.second, self.train_content(client))
-            self.vectors[client] = read_masked(reply, client_id=client, round=self.round)
+            content = self.train_content(client)
+            self.read_vector(client, self.sites.ask(client, self.second, content), content)
+
+    def read_vector(self, client, reply, content):
+        """Read a reply to step 2 and its message."""
+        expected = {"key": self.keys[client], "view": self.round.view(self.openings, task_digest(content))}
+        self.vectors[client], self.views[client] = read_masked(reply, client_id=client, round=self.round, **expected)
 
     def sign(self, clients=None):
         for client in sorted(self.vectors) if clients is None else clients:
@@ -264,7 +280,7 @@ class Hidden(dict):
 
         def masked(masking, vector):
             hidden[masking.client] = vector.copy()
-            hidden.noise[masking.client] = masking.round.layers, masking._kept.noise
+            hidden.noise[masking.client] = masking.round.layers, masking._state.noise
             return original(masking, vector)
 
         hidden, original = cls(), MaskingClient.masked

@@ -30,7 +30,7 @@ from coterie.client.budget import events_of_run, is_charged, spend, who_asked
 from coterie.client.cohort import Cohort
 from coterie.client.handlers import reports, train_without_dp
 from coterie.client.identity import Client
-from coterie.client.masking_keys import MaskingKeys, check_keys, is_signed
+from coterie.client.masking_keys import MaskingKeys, check_keys
 from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
@@ -38,6 +38,7 @@ from coterie.privacy import Event, PrivacyError, Secure, Streams
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, SecureError, to_modulus
 from coterie.privacy.secure_aggregation.integers import STEPS, Integers
+from coterie.privacy.secure_aggregation.keys import Vector
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (
@@ -51,6 +52,7 @@ from coterie.wire.masked import (
     pack_opening,
     pack_shares,
     pack_signature,
+    task_digest,
 )
 from coterie.wire.messages import CONFIG, MASKED_STEPS, SCORE_COUNTS
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
@@ -115,7 +117,7 @@ def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohor
         if step and (state.open is None or state.open.id != half.id or len(made) != step):
             half.refuse(f"step {step + 1} is not the next one of a round that it has opened")
         try:
-            return half.answer(request, cohort, asked)
+            return half.answer(request, content, cohort, asked)
         except SecureError as error:
             half.refuse(str(error))
 
@@ -147,17 +149,23 @@ class _Half:
             self.refuse("masked updates require a roster, keys that its node has signed, and a state folder")
         return self.client.keys
 
-    def answer(self, request: RoundRequest | MaskedRequest, cohort: Cohort | None, asked: str) -> RecordDict:
+    def answer(
+        self, request: RoundRequest | MaskedRequest, content: RecordDict, cohort: Cohort | None, asked: str
+    ) -> RecordDict:
         """Return a new answer, which is on disk."""
-        who = {"client_id": self.client.client_id, "round": self.id.number}
+        who: dict[str, Any] = {"client_id": self.client.client_id, "round": self.id.number}
         if isinstance(request, OpenRequest):
             return self._open(request, asked)
         masking = self._restored()
         if isinstance(request, MaskedRequest):
             assert cohort is not None
-            return self._keep(masking, asked, pack_masked(self._masked(masking, request, cohort), **who))
+            reply = pack_masked(*self._masked(masking, request, cohort, task_digest(content)), **who)
+            self._keep(masking, asked, reply)
+            self.keys.boxes.forget(masking.box_keys[self.client.client_id])
+            return reply
         if isinstance(request, SurvivorsRequest):
-            return self._keep(masking, asked, pack_signature(masking.sign_survivors(request.survivors), **who))
+            signature = masking.sign_survivors(request.survivors, request.views)
+            return self._keep(masking, asked, pack_signature(signature, **who))
         assert isinstance(request, UnmaskRequest)
         reply = pack_shares(masking.unmask(request.signed), **who)
         self.state.finish(Answer(asked, _serialised(reply)))
@@ -171,8 +179,11 @@ class _Half:
         is_open = self.state.open
         if self.state.is_over(self.id) or (is_open and is_open.id.run == self.id.run and is_open.id >= self.id):
             self.refuse("this round, or a later one of its run, was opened before")
+        number, signed = self.client.client_id, request.keys_of_clients
         masking = self._masking(request)
-        reply = pack_opening(masking.open(), client_id=self.client.client_id, round=self.id.number)
+        check_keys(self.keys, signed)
+        opening = masking.open(self.keys.boxes.use(signed[number].box))
+        reply = pack_opening(opening, self.keys.signed, client_id=number, round=self.id.number)
         stored = _serialised(RecordDict({CONFIG: ConfigRecord(request.to_record())}))
         self.state.begin(self.id, stored, masking.to_bytes(), Answer(asked, _serialised(reply)))
         return reply
@@ -191,16 +202,14 @@ class _Half:
         return masking
 
     def _masking(self, request: OpenRequest) -> MaskingClient:
-        keys, number = self.keys, self.client.client_id
         round = self._accepted(request, read_plan(request.plan))
         signed = request.keys_of_clients
-        check_keys(keys, number, signed)
 
         def verify(client: int, content: bytes, signature: bytes) -> bool:
-            return is_signed(signed[client].signing, content, signature)
+            return signed[client].has_signed(content, signature)
 
         boxes = {client: key.box for client, key in signed.items()}
-        return MaskingClient(round, number, keys.box, boxes, keys.sign, verify)
+        return MaskingClient(round, self.client.client_id, boxes, self.keys.sign, verify)
 
     def _accepted(self, request: OpenRequest, plan: Secure) -> MaskedRound:
         """Return what all parties must agree on, if it protects this client.
@@ -229,8 +238,10 @@ class _Half:
             self.refuse("the noise of one client is too small")
         return round
 
-    def _masked(self, masking: MaskingClient, request: MaskedRequest, cohort: Cohort) -> Any:
-        """Return the masked vector (step 2); everything is checked before the charge, and nothing fails after it."""
+    def _masked(
+        self, masking: MaskingClient, request: MaskedRequest, cohort: Cohort, task: bytes
+    ) -> tuple[Vector, bytes]:
+        """Return the masked vector and the signed view; all is checked before the charge, nothing fails after it."""
         opened, plan = self.opened, read_plan(self.opened.plan)
         models, release = len(cohort.models), _release(request)
         if release != opened.release:
@@ -244,12 +255,12 @@ class _Half:
         if isinstance(request, MaskedTrainRequest) and request.redraw is not None and len(request.redraw) != models**2:
             self.refuse(f"redraw has {len(request.redraw)} entries for {models} models")
         _ = cohort.layers  # a network that cannot be built, or has other parameters, fails before the charge
-        masking.receive(openings_for(request, self.client.client_id))
+        view_signature = masking.receive(openings_for(request, self.client.client_id), task)
         self._charge(plan, cohort)
         seed = None if self.client.deployed else cohort.config.seed
         vector = self._contribution(plan, cohort) if release == TRAINING else self._scores(plan, cohort)
         vector += masking.noise(Streams(seed).stream("secure", self.id.number, self.client.client_id, self.id.attempt))
-        return masking.masked(to_modulus(vector))
+        return masking.masked(to_modulus(vector)), view_signature
 
     def _charge(self, plan: Secure, cohort: Cohort) -> None:
         """Charge one contribution, or evaluation, before data are read; once for an opening, whose vector may be lost.

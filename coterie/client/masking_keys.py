@@ -1,9 +1,9 @@
 """The keys with which a client takes part in masked rounds, and how it knows those of others.
 
-A client has two long-term keys, which follow from a secret in its state folder: by one, others seal boxes for it; by
-the other, it signs what it says in a round. The key of its node signs both once, when the client is started with it, so
-that the processes that train need no access to it. The roster says which client a node's key is, so that a server
-cannot hand out keys of its own. Simulated clients have keys that the engine makes.
+A client has one long-term key, in its state folder, with which it signs in masked rounds, its box keys
+(client/box_keys.py) included. The key of its node signs the public one once, when the client starts, so that the
+processes that train need no access to the key of the node. The roster states the client of every node's key, so that a
+server cannot hand out keys of its own. Simulated clients have keys that the engine makes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Protocol
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 from flwr.common.logger import log
 
+from coterie.client.box_keys import BoxKeys, SimulatedBoxKeys, StoredBoxKeys
 from coterie.client.state import ClientError
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
@@ -33,9 +33,7 @@ from coterie.deploy.roster import SEEN_FILE, Roster, authority_beside, fingerpri
 from coterie.deploy.signatures import read_private_key
 from coterie.files import FileError, open_private, private_folder, read_bytes, read_object, write_atomic
 from coterie.privacy.secure_aggregation.keys import KEY_BYTES, derive
-from coterie.wire.masked import SignedKey
-
-_PURPOSE = b"coterie masked round\n"
+from coterie.wire.masked import PURPOSE, SignedKey, box_content
 
 
 class Vouching(Protocol):
@@ -54,14 +52,14 @@ class NodesOfRoster:
     def vouches(self, client: int, signed: SignedKey) -> bool:
         """See :class:`Vouching`."""
         node = _fingerprint(signed.node)
-        if node is None or len(signed.public) != 2 * KEY_BYTES:
+        if node is None or len(signed.signing) != KEY_BYTES:
             return False
         try:
             if self.roster.member(node).client != client:
                 return False
         except DeployError:
             return False
-        return _has_signed(signed.node, _keys_said(client, signed.public), signed.signature)
+        return _has_signed(signed.node, _key_content(client, signed.signing), signed.signature)
 
 
 @lru_cache(maxsize=4096)
@@ -91,8 +89,8 @@ def _node_key(node: bytes) -> ec.EllipticCurvePublicKey | None:
     return key if isinstance(key, ec.EllipticCurvePublicKey) else None
 
 
-def _keys_said(client: int, public: bytes) -> bytes:
-    return _PURPOSE + b"keys" + str(client).encode() + b":" + public
+def _key_content(client: int, public: bytes) -> bytes:
+    return PURPOSE + b"signing key" + str(client).encode() + b":" + public
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class SimulatedNodes:
 
     def vouches(self, client: int, signed: SignedKey) -> bool:
         """See :class:`Vouching`."""
-        return self.publics.get(client) == signed.public
+        return self.publics.get(client) == signed.signing
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,19 @@ class MaskingKeys:
     """The keys of one client, which other processes can receive.
 
     Attributes:
-        secret: from which both private keys follow.
-        signed: both public keys, signed.
-        nodes: says which keys others have.
+        client: Id of the client.
+        secret: Secret from which the signing key follows.
+        node: Public key of the node, DER.
+        signature: Signature of the public signing key by the node.
+        boxes: Box keys of the client.
+        nodes: States the keys of other clients.
     """
 
+    client: int
     secret: bytes = field(repr=False)
-    signed: SignedKey
+    node: bytes
+    signature: bytes
+    boxes: BoxKeys = field(repr=False)
     nodes: Vouching = field(repr=False)
 
     @classmethod
@@ -141,25 +145,33 @@ class MaskingKeys:
             private_folder(folder)
             with open_private(path.with_name(f"{path.name}.lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                secret = _secret(path)
-                signed = _read_signed(path, _public_keys(secret))
-                if signed is None or not nodes.vouches(client, signed):
-                    signed = _sign(node, _public_keys(secret))
-                    if not nodes.vouches(client, signed):
+                secret, boxes = _secret(path), StoredBoxKeys(path.with_name(f"client-{client}.box-keys"))
+                keys = cls(client, secret, *_read_signature(path), boxes, nodes)
+                if not nodes.vouches(client, keys.signed):
+                    der, signature = _sign(node, keys.signing)
+                    keys = replace(keys, node=der, signature=signature)
+                    if not nodes.vouches(client, keys.signed):
                         raise DeployError(f"the roster does not say that the key {node.key} is of client {client}")
-                    _write_signed(path, signed)
+                    _write_signature(path, keys)
         except (OSError, FileError) as error:
             raise DeployError(f"{path} cannot be used: {error}") from None
-        return cls(secret, signed, nodes)
+        return keys
 
     @property
-    def box(self) -> X25519PrivateKey:
-        """The key with which boxes for the client are opened."""
-        return _private_keys(self.secret)[0]
+    def signing(self) -> bytes:
+        """The public key with which others verify signatures of the client."""
+        return _signing_key(self.secret).public_key().public_bytes_raw()
+
+    @property
+    def signed(self) -> SignedKey:
+        """The public keys, with the box key that is announced now."""
+        box = self.boxes.announced().public_key().public_bytes_raw()
+        box_signature = self.sign(box_content(self.client, box))
+        return SignedKey(self.node, self.signing, self.signature, box, box_signature)
 
     def sign(self, content: bytes) -> bytes:
-        """Return a signature of what the client says in a round."""
-        return _private_keys(self.secret)[1].sign(_PURPOSE + content)
+        """Return a signature of this content for masked rounds."""
+        return _signing_key(self.secret).sign(PURPOSE + content)
 
 
 def keys_or_none(node: NodeConfig) -> MaskingKeys | None:
@@ -172,13 +184,8 @@ def keys_or_none(node: NodeConfig) -> MaskingKeys | None:
 
 
 @lru_cache(maxsize=4096)
-def _private_keys(secret: bytes) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
-    box, signing = derive(secret, b"box key"), derive(secret, b"signing key")
-    return X25519PrivateKey.from_private_bytes(box), Ed25519PrivateKey.from_private_bytes(signing)
-
-
-def _public_keys(secret: bytes) -> bytes:
-    return b"".join(key.public_key().public_bytes_raw() for key in _private_keys(secret))
+def _signing_key(secret: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(derive(secret, b"signing key"))
 
 
 def _secret(path: Path) -> bytes:
@@ -190,25 +197,25 @@ def _secret(path: Path) -> bytes:
     return secret
 
 
-def _read_signed(path: Path, public: bytes) -> SignedKey | None:
-    """Return the signed keys beside a secret; None if there are none, or of another secret."""
+def _read_signature(path: Path) -> tuple[bytes, bytes]:
+    """Return the key of the node and its signature beside a secret; empty without a file that can be read."""
     try:
         entry = read_object(path.with_name(f"{path.name}.signed"))
-        return SignedKey(bytes.fromhex(entry["node"]), public, bytes.fromhex(entry["signature"]))
+        return bytes.fromhex(entry["node"]), bytes.fromhex(entry["signature"])
     except (FileError, KeyError, TypeError, ValueError):
-        return None
+        return b"", b""
 
 
-def _write_signed(path: Path, signed: SignedKey) -> None:
-    entry = {"node": signed.node.hex(), "signature": signed.signature.hex()}
+def _write_signature(path: Path, keys: MaskingKeys) -> None:
+    entry = {"node": keys.node.hex(), "signature": keys.signature.hex()}
     write_atomic(path.with_name(f"{path.name}.signed"), json.dumps(entry).encode())
 
 
-def _sign(node: NodeConfig, public: bytes) -> SignedKey:
-    """Return public keys, signed by the key of the node.
+def _sign(node: NodeConfig, public: bytes) -> tuple[bytes, bytes]:
+    """Return the public key of the node, and its signature of a public signing key.
 
     Raises:
-        DeployError: it cannot be read.
+        DeployError: the key of the node cannot be read.
     """
     if node.key is None:
         raise DeployError(
@@ -216,21 +223,21 @@ def _sign(node: NodeConfig, public: bytes) -> SignedKey:
         )
     key = read_private_key(Path(node.key))
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return SignedKey(der, public, key.sign(_keys_said(node.client_id, public), ec.ECDSA(hashes.SHA384())))
+    return der, key.sign(_key_content(node.client_id, public), ec.ECDSA(hashes.SHA384()))
 
 
 def simulated_keys(clients: Sequence[int]) -> dict[int, MaskingKeys]:
     """Return fresh keys of simulated clients, which know each other."""
     made = {client: secrets.token_bytes(KEY_BYTES) for client in clients}
-    publics = {client: _public_keys(secret) for client, secret in made.items()}
-    nodes = SimulatedNodes(publics)
+    publics = {client: _signing_key(secret).public_key().public_bytes_raw() for client, secret in made.items()}
+    nodes, name = SimulatedNodes(publics), b"simulated"
     return {
-        client: MaskingKeys(secret, SignedKey(b"simulated", publics[client], b"simulated"), nodes)
+        client: MaskingKeys(client, secret, name, name, SimulatedBoxKeys(secret), nodes)
         for client, secret in made.items()
     }
 
 
-def check_keys(keys: MaskingKeys, client_id: int, of_clients: Mapping[int, SignedKey]) -> None:
+def check_keys(keys: MaskingKeys, of_clients: Mapping[int, SignedKey]) -> None:
     """Check that the keys of a cohort are those of its clients.
 
     Raises:
@@ -239,23 +246,9 @@ def check_keys(keys: MaskingKeys, client_id: int, of_clients: Mapping[int, Signe
     for client, signed in of_clients.items():
         if not keys.nodes.vouches(client, signed):
             raise ClientError(
-                f"client {client_id} rejects the request: its roster does not vouch for the keys of client {client}"
+                f"client {keys.client} rejects the request: its roster does not vouch for the keys of client {client}"
             )
-    if client_id in of_clients and of_clients[client_id].public != keys.signed.public:
-        raise ClientError(f"client {client_id} rejects the request: it states other keys of this client")
-
-
-@lru_cache(maxsize=1 << 16)
-def is_signed(signing: bytes, content: bytes, signature: bytes) -> bool:
-    """Whether a client has said something in a round; simulated clients of a process verify the same signatures.
-
-    Args:
-        signing: its Ed25519 key.
-        content: what it says.
-        signature: by this key.
-    """
-    try:
-        Ed25519PublicKey.from_public_bytes(signing).verify(signature, _PURPOSE + content)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+        if not signed.has_signed_box(client):
+            raise ClientError(f"client {keys.client} rejects the request: client {client} has not signed its box key")
+    if keys.client in of_clients and of_clients[keys.client].signing != keys.signing:
+        raise ClientError(f"client {keys.client} rejects the request: it states other keys of this client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Protocol, runtime_checkable
 
@@ -163,9 +163,19 @@ class ClientRegistry:
             if text:
                 log(INFO, "client %s is node %s: %s", client, node, text)
             key = SignedKey.from_record(record)
+            key = key if key is not None and key.has_signed_box(client) else None
             return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False, key)
         self._ignore(node, f"invalid client-id {printable(repr(client))}")
         return _Claim(None)
+
+    def renew_keys(self, keys: Mapping[int, SignedKey]) -> None:
+        """Replace the keys of some clients, whose box keys are for one round each."""
+        for client, key in keys.items():
+            node = self.nodes.get(client)
+            claim = None if node is None else self._claims.get(node)
+            if node is not None and claim is not None:
+                self._claims[node] = replace(claim, key=key)
+                self.keys[client] = key
 
     def _look_up(self, keys: Mapping[int, bytes]) -> None:
         """Look up the client of every node that is online in the roster, which may have changed."""

@@ -68,7 +68,7 @@ class MaskedEvaluation:
             scores, attempt = self._plan.scores(release), self._run.attempt
             permit = self._charged(release, scores)
             request = replace(self._request, histogram=release == HISTOGRAM)
-            masked = MaskedSum(self._run, request, release, attempt, self._clients, lambda _: self._models)
+            masked = MaskedSum(self._run, request, release, attempt, self._clients, self._models)
             yield masked
             permit.use_for(scores.event)
             self._count(masked)

@@ -40,8 +40,9 @@ from coterie.wire.masked import (
     read_opening,
     read_shares,
     read_signature,
+    task_digest,
 )
-from coterie.wire.messages import CONFIG, MODELS, ReplyError, parse
+from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models, parse
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class MaskedSum:
         release: what the round releases (:data:`coterie.wire.masked.RELEASES`).
         attempt: of the round.
         cohort: clients, increasing.
-        models: those that every client receives.
+        models: Models that every client receives.
         shared: number of leading parameters that all clusters share.
         missing: why there is no sum; empty if there is one.
         total: the sum over the survivors, signed.
@@ -83,7 +84,7 @@ class MaskedSum:
     release: str
     attempt: int
     cohort: Sequence[int]
-    models: Callable[[int], ArrayRecord]
+    models: ArrayRecord
     shared: int = 0
     missing: str = field(default="the round was not finished", init=False)
     total: Integers = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
@@ -114,16 +115,28 @@ class MaskedSum:
             return
         round = request.masked_round(self.plan)
         asked = dict.fromkeys(request.cohort, self._content(request))
-        openings = yield from self._step(request, asked, read_opening, round)
+        keys = request.keys_of_clients
+        opened = yield from self._step(request, asked, read_opening, round, lambda client: {"key": keys[client]})
+        openings = {client: opening for client, (opening, _) in opened.items()}
+        self.run.registry.renew_keys({client: following for client, (_, following) in opened.items()})
         if not self._enough(openings, "opened the round"):
             return
         contents = {client: self._content_of_vector(client, openings) for client in openings}
-        vectors = yield from self._step(self._request_of_vector({}, -1), contents, read_masked, round)
+        view = round.view(openings, task_digest(next(iter(contents.values()))))
+        masked = yield from self._step(
+            self._request_of_vector({}, -1),
+            contents,
+            read_masked,
+            round,
+            lambda client: {"key": keys[client], "view": view},
+        )
+        vectors = {client: vector for client, (vector, _) in masked.items()}
         self.survivors = len(vectors)
         if not self._enough(vectors, "sent a vector"):
             return
         survivors = tuple(sorted(vectors))
-        listed = SurvivorsRequest(**self._id, survivors=survivors)
+        views = tuple(masked[client][1] for client in survivors)
+        listed = SurvivorsRequest(**self._id, survivors=survivors, view_signatures=views)
         signed = yield from self._step(listed, dict.fromkeys(survivors, self._content(listed)), read_signature, round)
         if not self._enough(signed, "signed the survivors"):
             return
@@ -157,9 +170,7 @@ class MaskedSum:
             parameters=self.run.state.layout.size,
             shared=self.shared,
             cohort=cohort,
-            node_keys=tuple(key.node for key in keys),
-            public_keys=tuple(key.public for key in keys),
-            key_signatures=tuple(key.signature for key in keys),
+            **OpenRequest.key_lists(keys),
         )
 
     def _content(self, request: RoundRequest) -> RecordDict:
@@ -173,7 +184,7 @@ class MaskedSum:
 
     def _content_of_vector(self, client: int, openings: Mapping[int, Opening]) -> RecordDict:
         record = self._request_of_vector(openings, client).to_record()
-        return RecordDict({MODELS: self.models(client), CONFIG: ConfigRecord({**self.run.state.config, **record})})
+        return RecordDict({MODELS: self.models, CONFIG: ConfigRecord({**self.run.state.config, **record})})
 
     def _step(
         self,
@@ -181,13 +192,22 @@ class MaskedSum:
         contents: Mapping[int, RecordDict],
         read: Callable[..., T],
         round: MaskedRound,
+        expected: Callable[[int], dict[str, Any]] = lambda client: {},
     ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
-        """Send the messages of one step; return the valid replies, by client."""
+        """Send the messages of one step; return the valid replies, by client.
+
+        Args:
+            request: Request of the step.
+            contents: Messages, by client.
+            read: Reads a reply.
+            round: The round.
+            expected: Further arguments of ``read`` for a client.
+        """
         batch, valid = _StepBatch(self.run, request, contents), {}
         replies = yield list(batch.messages.values())
         for client, content in batch.replies(replies):
             try:
-                valid[client] = parse(read, content, client_id=client, round=round)
+                valid[client] = parse(read, content, client_id=client, round=round, **expected(client))
             except ReplyError as error:
                 batch.drop(client, str(error))
         return valid
@@ -206,10 +226,8 @@ class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
         super().__init__(run, cast(Phase[IntegerSums, ReleasedSums], phase), number)
         assert isinstance(self.request, TrainRequest)
         cohort = self.cohort.tolist()
-        self._sum = MaskedSum(run, self.request, TRAINING, self._attempt, cohort, self._models, phase.shared)
-
-    def _models(self, client: int) -> ArrayRecord:
-        return self.batch.messages[client].content.array_records[MODELS]
+        models = pack_models(phase.models, run.state.layout)
+        self._sum = MaskedSum(run, self.request, TRAINING, self._attempt, cohort, models, phase.shared)
 
     def _charged_before_sending(self) -> Permit:
         return self._charged()

@@ -2,11 +2,11 @@
 
 ====================  ======================================================================================
 ``train.open``        the plan, the cohort U0 and the signed keys of its clients, and whether the round releases updates
-                      or an evaluation -> an :class:`Opening`
+                      or an evaluation -> an :class:`Opening`, and the client's box key for a later round
 ``train.masked``      the content of ``train``, and the openings of U1 with the boxes for the receiver
-                      (:class:`MaskedTrainRequest`) -> a masked vector of uint32, and nothing else
+                      (:class:`MaskedTrainRequest`) -> a masked vector of uint32, and a signature of the client's view
 ``evaluate.masked``   the same with the content of ``evaluate`` (:class:`MaskedEvaluateRequest`)
-``train.survivors``   U2, whose vectors arrived -> a signature of this list
+``train.survivors``   U2, whose vectors arrived, and the signatures of their views -> a signature of this list
 ``train.unmask``      the signatures of at least t clients -> shares of the seeds of U2, of the keys of U1 - U2,
                       and the surplus of the client's noise
 ====================  ======================================================================================
@@ -18,8 +18,9 @@ All four name the run, the round and its attempt. Replies hold a ConfigRecord ``
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Protocol
 
 from flwr.app import ConfigRecord, RecordDict
@@ -27,10 +28,13 @@ from flwr.app import ConfigRecord, RecordDict
 from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length, OneOf
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
 from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, Shares, Surplus
-from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector, is_signed
 from coterie.privacy.secure_aggregation.masking import MAX_SIZE
 from coterie.wire.messages import (
+    CONFIG,
+    MODELS,
     OPEN,
+    PLACES_OF_CLIENTS,
     REPLY,
     SURVIVORS,
     UNMASK,
@@ -70,41 +74,59 @@ class MaskedPlan(Protocol):
 
 @dataclass(frozen=True)
 class SignedKey:
-    """A client's long-term public keys, signed by the key of its node.
+    """Public keys of a client, which other clients verify.
 
     Attributes:
-        node: public key of the node.
-        public: an X25519 key, with which others seal boxes for the client, and an Ed25519 key, by which it signs what
-            it says in a round.
-        signature: of the client and ``public`` by the node's key.
+        node: Public key of the node, DER.
+        signing: Ed25519 key with which the client signs in masked rounds.
+        signature: Signature of the client and ``signing`` by the key of the node.
+        box: X25519 key with which others seal boxes for the client in one round.
+        box_signature: Signature of the client and ``box`` by ``signing``.
     """
 
     node: bytes
-    public: bytes
+    signing: bytes
     signature: bytes
+    box: bytes
+    box_signature: bytes
 
-    @property
-    def box(self) -> bytes:
-        """The X25519 key."""
-        return self.public[:KEY_BYTES]
+    def has_signed(self, content: bytes, signature: bytes) -> bool:
+        """Return whether a signature of this content in a masked round is by the client."""
+        return _is_signed(self.signing, PURPOSE + content, signature)
 
-    @property
-    def signing(self) -> bytes:
-        """The Ed25519 key."""
-        return self.public[KEY_BYTES:]
+    def has_signed_box(self, client: int) -> bool:
+        """Return whether the client has signed its box key."""
+        return self.has_signed(box_content(client, self.box), self.box_signature)
 
     def to_record(self) -> dict[str, bytes]:
-        """Entries of an identity reply."""
-        return {"node-key": self.node, "public-keys": self.public, "key-signature": self.signature}
+        """Return the entries of an identity reply."""
+        return {key: getattr(self, name) for name, key in _KEYS.items()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> SignedKey | None:
-        """Read an identity reply; None if it has no key, or a malformed one."""
-        values = [record.get(key) for key in ("node-key", "public-keys", "key-signature")]
+        """Read an identity reply; None if an entry is missing or malformed."""
+        values = [record.get(key) for key in _KEYS.values()]
         if not all(isinstance(value, bytes) and 0 < len(value) <= MAX_ENTRY for value in values):
             return None
-        node, public, signature = values
-        return cls(bytes(node or b""), bytes(public or b""), bytes(signature or b""))
+        return cls(*(bytes(value or b"") for value in values))
+
+
+#: Prefix of the bytes that a client signs in masked rounds. A signature made for another purpose is not valid for them.
+PURPOSE = b"coterie masked round\n"
+_KEYS = {
+    "node": "node-key",
+    "signing": "signing-key",
+    "signature": "key-signature",
+    "box": "box-key",
+    "box_signature": "box-signature",
+}
+# Simulated clients of one process verify the same signatures.
+_is_signed = lru_cache(maxsize=1 << 16)(is_signed)
+
+
+def box_content(client: int, box: bytes) -> bytes:
+    """Return the content of the signature of a client's box key."""
+    return b"box key" + str(client).encode() + b":" + box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +149,7 @@ class RoundRequest(Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest(RoundRequest):
-    """Step 1. The last three lists are of the clients of the cohort, in their order.
+    """Step 1. The last five lists are of the clients of the cohort, in their order.
 
     Attributes:
         release: what the round releases, :data:`RELEASES`.
@@ -135,9 +157,11 @@ class OpenRequest(RoundRequest):
         parameters: d, of one model.
         shared: number of leading parameters that all clusters share.
         cohort: U0, ids of the clients, increasing.
-        node_keys: of their nodes.
-        public_keys: their X25519 and Ed25519 keys.
-        key_signatures: of the latter.
+        node_keys: Public keys of their nodes.
+        signing_keys: Ed25519 keys of the clients.
+        key_signatures: Signatures of the signing keys by the nodes.
+        box_keys: X25519 keys of the clients for this round.
+        box_signatures: Signatures of the box keys by the signing keys.
     """
 
     message_type: ClassVar[str] = OPEN
@@ -148,19 +172,30 @@ class OpenRequest(RoundRequest):
     shared: Annotated[int, Bounds(0, MAX_SIZE)]
     cohort: Annotated[tuple[int, ...], Length(MAX_COHORT), SIZE]
     node_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
-    public_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    signing_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
     key_signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    box_keys: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
+    box_signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
 
     def __post_init__(self) -> None:
-        check_lists(self.cohort, self.node_keys, self.public_keys, self.key_signatures)
+        check_lists(self.cohort, *self._lists)
         if self.shared > self.parameters:
             raise RequestError(f"shared is {self.shared}; a model has {self.parameters} parameters")
 
     @property
+    def _lists(self) -> tuple[tuple[bytes, ...], ...]:
+        return self.node_keys, self.signing_keys, self.key_signatures, self.box_keys, self.box_signatures
+
+    @staticmethod
+    def key_lists(keys: Sequence[SignedKey]) -> dict[str, Any]:
+        """Return the five lists of the keys of a cohort, as fields of a request."""
+        names = ("node_keys", "signing_keys", "key_signatures", "box_keys", "box_signatures")
+        return {name: tuple(getattr(key, entry) for key in keys) for name, entry in zip(names, _KEYS, strict=True)}
+
+    @property
     def keys_of_clients(self) -> dict[int, SignedKey]:
-        """The signed key of every client of the cohort."""
-        rows = zip(self.cohort, self.node_keys, self.public_keys, self.key_signatures, strict=True)
-        return {client: SignedKey(*row) for client, *row in rows}
+        """The signed keys of every client of the cohort."""
+        return {client: SignedKey(*row) for client, *row in zip(self.cohort, *self._lists, strict=True)}
 
     def masked_round(self, plan: MaskedPlan) -> MaskedRound:
         """Return what all parties must agree on: both halves compute it from the same request.
@@ -175,7 +210,7 @@ class OpenRequest(RoundRequest):
             SecureError: the threshold is too small, or the vector too large.
         """
         about = str((self.release, self.parameters, self.shared))
-        parts = [self.plan.encode(), about.encode(), *self.node_keys, *self.public_keys]
+        parts = [self.plan.encode(), about.encode(), *(entry for keys in self._lists for entry in keys)]
         digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
         threshold, size = plan.threshold(self.round), plan.vector_size(self.parameters, self.shared)
         layers = plan.layers
@@ -209,20 +244,37 @@ def openings_for(request: MaskedRequest, receiver: int) -> dict[int, Opening]:
     }
 
 
+def task_digest(content: RecordDict) -> bytes:
+    """Return the digest of the part of a step 2 message that is equal for all receivers: all but their boxes."""
+    config = content.config_records[CONFIG]
+    entries = [f"{key}={config[key]!r}".encode() for key in sorted(config.keys() - {"boxes", *PLACES_OF_CLIENTS})]
+    arrays = sorted(content.array_records[MODELS].items()) if MODELS in content.array_records else []
+    for name, array in arrays:
+        entries += [f"{name}: {array.dtype} {tuple(array.shape)}".encode(), hashlib.sha256(array.data).digest()]
+    return hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in entries)).digest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class SurvivorsRequest(RoundRequest):
     """Step 3.
 
     Attributes:
         survivors: U2, ids of the clients whose vectors arrived, increasing.
+        view_signatures: Signatures of their views.
     """
 
     message_type: ClassVar[str] = SURVIVORS
 
     survivors: Annotated[tuple[int, ...], Length(MAX_COHORT), SIZE]
+    view_signatures: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
 
     def __post_init__(self) -> None:
-        check_lists(self.survivors)
+        check_lists(self.survivors, self.view_signatures)
+
+    @property
+    def views(self) -> dict[int, bytes]:
+        """The signature of every survivor's view."""
+        return dict(zip(self.survivors, self.view_signatures, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,41 +309,65 @@ ROUND_REQUESTS: dict[str, type[RoundRequest]] = {
 # ---- replies ---------------------------------------------------------------------------------------------------------
 
 
-def pack_opening(opening: Opening, *, client_id: int, round: int) -> RecordDict:
-    """The reply to step 1."""
-    return _reply(
-        client_id,
-        round,
-        {"public": opening.public, "commitment": opening.commitment, "signature": opening.signature},
-        boxes=opening.boxes,
-    )
+def pack_opening(opening: Opening, following: SignedKey, *, client_id: int, round: int) -> RecordDict:
+    """The reply to step 1, with the client's box key for a later round."""
+    announced = {"box-key": following.box, "box-signature": following.box_signature}
+    values = {"public": opening.public, "commitment": opening.commitment, "signature": opening.signature, **announced}
+    return _reply(client_id, round, values, boxes=opening.boxes)
 
 
-def read_opening(content: RecordDict, *, client_id: int, round: MaskedRound) -> Opening:
-    """Read a reply to step 1.
+def read_opening(
+    content: RecordDict, *, client_id: int, round: MaskedRound, key: SignedKey
+) -> tuple[Opening, SignedKey]:
+    """Read a reply to step 1; return the opening, and the client's keys for a later round.
+
+    Args:
+        content: The reply.
+        client_id: Id of the client.
+        round: The round.
+        key: Keys of the client in this round.
 
     Raises:
-        ReplyError: it is of another client or round, or it lacks a box for a neighbour.
+        ReplyError: it is of another client or round, it lacks a box for a client, or a signature is wrong.
     """
     record = _record(content, client_id, round.number)
     boxes = _by_client("boxes", record)
-    if boxes.keys() != set(round.holders(client_id)) - {client_id}:
-        raise ReplyError("the boxes are not for the neighbours of the client in the cohort")
-    return Opening(_bytes("public", record), _bytes("commitment", record), _bytes("signature", record), boxes)
+    if boxes.keys() != set(round.cohort) - {client_id}:
+        raise ReplyError("the boxes are not for the other clients of the cohort")
+    public, commitment, signature = (_bytes(name, record) for name in ("public", "commitment", "signature"))
+    if not key.has_signed(round.opening_content(client_id, public, commitment), signature):
+        raise ReplyError("the opening is not signed by the key of the client")
+    following = replace(key, box=_bytes("box-key", record), box_signature=_bytes("box-signature", record))
+    if not following.has_signed_box(client_id):
+        raise ReplyError("the next box key is not signed by the key of the client")
+    return Opening(public, commitment, signature, boxes), following
 
 
-def pack_masked(vector: Vector, *, client_id: int, round: int) -> RecordDict:
+def pack_masked(vector: Vector, view_signature: bytes, *, client_id: int, round: int) -> RecordDict:
     """The reply to step 2."""
-    return RecordDict({UPDATE: pack_integers(vector), **_reply(client_id, round, {})})
+    return RecordDict({UPDATE: pack_integers(vector), **_reply(client_id, round, {"view-signature": view_signature})})
 
 
-def read_masked(content: RecordDict, *, client_id: int, round: MaskedRound) -> Vector:
-    """Read a reply to step 2.
+def read_masked(
+    content: RecordDict, *, client_id: int, round: MaskedRound, key: SignedKey, view: bytes
+) -> tuple[Vector, bytes]:
+    """Read a reply to step 2; return the masked vector, and the signature of the client's view.
+
+    Args:
+        content: The reply.
+        client_id: Id of the client.
+        round: The round.
+        key: Keys of the client.
+        view: View of the round, which all clients must have.
 
     Raises:
-        ReplyError: it is of another client or round, or the vector has another shape or type.
+        ReplyError: it is of another client or round, the vector has another shape or type, or the view is another one.
     """
-    return read_integers(content, client_id=client_id, round=round.number, size=round.size)
+    vector = read_integers(content, client_id=client_id, round=round.number, size=round.size)
+    signature = _bytes("view-signature", content.config_records[REPLY])
+    if not key.has_signed(round.view_content(client_id, view), signature):
+        raise ReplyError("the client has not signed the view of this round")
+    return vector, signature
 
 
 def pack_signature(signature: bytes, *, client_id: int, round: int) -> RecordDict:

@@ -48,6 +48,7 @@ from coterie.fields import (
 )
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
+from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.wire.messages import (
     CENTROIDS,
     CONFIG,
@@ -65,7 +66,7 @@ from coterie.wire.messages import (
 )
 
 #: Clients in a masked round, and bytes of a key, a signature, a box or a share.
-MAX_COHORT, MAX_ENTRY = 10_000, 256
+MAX_COHORT, MAX_ENTRY = MAX_CLIENTS, 256
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
@@ -209,7 +210,7 @@ class MaskedRequest(Request):
     boxes: Annotated[tuple[bytes, ...], Length(MAX_COHORT)]
 
     def check_openings(self) -> None:
-        """Check what it adds.
+        """Check the lists.
 
         Raises:
             RequestError: a list is malformed, or there are record-level plans.

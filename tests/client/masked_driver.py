@@ -91,10 +91,16 @@ def play(sites, plan, number, folder, rng, seconds, left):
         assert len(replies) == 1, (step, len(replies))
         if step == "train.masked":
             assert len(sites.charges(VICTIM)) > before
-        if step == "train.survivors" and first is None and later[0] != REFUSED:
-            return kills  # it has signed another list, and does nothing more in this round
+        if step in STEPS[1:3] and first is None and later[0] != REFUSED:
+            return kills  # it has another view, or has signed another list, and does nothing more in this round
         content = recorddict_from_proto(ProtoRecordDict.FromString(replies.pop()))
-        into[step][VICTIM] = READ[step](content, client_id=VICTIM, round=server.round)
+        if step == "train.open":
+            key = server.keys[VICTIM]
+            server.openings[VICTIM], _ = read_opening(content, client_id=VICTIM, round=server.round, key=key)
+        elif step == "train.masked":
+            server.read_vector(VICTIM, content, message)
+        else:
+            into[step][VICTIM] = READ[step](content, client_id=VICTIM, round=server.round)
     hidden = Hidden()
     for client in server.vectors:
         hidden[client], noise = pickle.loads((folder / f"hidden-{client}").read_bytes())
@@ -110,7 +116,7 @@ def main(folder, kills):
     original = MaskingClient.masked
 
     def masked(self, vector):
-        (folder / f"hidden-{self.client}").write_bytes(pickle.dumps((vector, self._kept.noise)))
+        (folder / f"hidden-{self.client}").write_bytes(pickle.dumps((vector, self._state.noise)))
         return original(self, vector)
 
     MaskingClient.masked = masked

@@ -28,7 +28,7 @@ from coterie.privacy import ClientLedger, Event, Secure, epsilon
 from coterie.privacy.ledger import event_of
 from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
 from coterie.privacy.secure_aggregation.integers import STEPS as GRID
-from coterie.wire.masked import opened_fields, read_opening
+from coterie.wire.masked import OpenRequest, box_content, opened_fields, read_opening
 from coterie.wire.messages import CONFIG, MODELS, pack_models
 
 CLIENTS, VICTIM = 10, 4
@@ -136,13 +136,7 @@ def terms(server, **changes):
 
 def keys_of(keys, cohort):
     """The fields of a request with a cohort."""
-    listed = [keys[client] for client in cohort]
-    return {
-        "cohort": tuple(cohort),
-        "node_keys": tuple(key.node for key in listed),
-        "public_keys": tuple(key.public for key in listed),
-        "key_signatures": tuple(key.signature for key in listed),
-    }
+    return {"cohort": tuple(cohort), **OpenRequest.key_lists([keys[client] for client in cohort])}
 
 
 def only(server, cohort):
@@ -181,11 +175,10 @@ def changed_key(server, client, **changes):
 KEY_ATTACKS = {
     "nine clients that the server simulates": sybils,
     "a man in the middle of one client": lambda s, *paths: with_key(s, 7, stranger(7, *paths)),
-    "a box key that its node has not signed": lambda s, *_: changed_key(s, 7, public=OTHER + s.keys[7].signing),
-    "a signing key that its node has not signed": lambda s, *_: changed_key(s, 7, public=s.keys[7].box + OTHER),
-    "keys of another length": lambda s, *_: changed_key(s, 7, public=s.keys[7].box),
+    "a signing key that its node has not signed": lambda s, *_: changed_key(s, 7, signing=OTHER),
+    "a key of another length": lambda s, *_: changed_key(s, 7, signing=s.keys[7].signing + b"x"),
     "the keys of another client": lambda s, *_: with_key(s, 7, s.keys[8]),
-    "the keys of another client, as if of its node": lambda s, *_: changed_key(s, 7, public=s.keys[8].public),
+    "the keys of another client, as if of its node": lambda s, *_: changed_key(s, 7, signing=s.keys[8].signing),
     "the keys of another client and its signature": lambda s, *_: with_key(
         s, 7, replace(s.keys[8], node=s.keys[7].node)
     ),
@@ -193,7 +186,7 @@ KEY_ATTACKS = {
     "no signature": lambda s, *_: changed_key(s, 7, signature=b""),
     "no node": lambda s, *_: changed_key(s, 7, node=b""),
     "a node that is no key": lambda s, *_: changed_key(s, 7, node=b"\x30" * 120),
-    "other keys of the victim": lambda s, *_: changed_key(s, VICTIM, public=OTHER + OTHER),
+    "other keys of the victim": lambda s, *_: changed_key(s, VICTIM, signing=OTHER),
     "earlier keys of the victim": lambda s, pki, path: with_key(s, VICTIM, earlier_keys(s, path)),
     "a simulated client's keys": lambda s, *_: with_key(s, 7, simulated_keys([7])[7].signed),
 }
@@ -202,7 +195,8 @@ KEY_ATTACKS = {
 def corrupt_keys(server):
     """Keys of the server as those of client 7, signed by the node of client 8, which works with it."""
     node = {**server.sites.nodes[8], "client-id": 7}
-    return masking_keys._sign(NodeConfig.from_record(node), OTHER + OTHER)
+    key, signature = masking_keys._sign(NodeConfig.from_record(node), OTHER)
+    return replace(server.keys[8], node=key, signing=OTHER, signature=signature)
 
 
 def earlier_keys(server, tmp_path):
@@ -262,6 +256,34 @@ def test_keys_that_the_roster_does_not_have_are_refused(stages, trained, other_p
     assert reason in refused(stage, content, trained)
 
 
+BOX_ATTACKS = {
+    "a box key of the server": (lambda s: changed_key(s, 7, box=OTHER), "client 7 has not signed its box key"),
+    "no signature": (lambda s: changed_key(s, 7, box_signature=b""), "client 7 has not signed its box key"),
+    "the box key of another client": (
+        lambda s: changed_key(s, 7, box=s.keys[8].box, box_signature=s.keys[8].box_signature),
+        "client 7 has not signed its box key",
+    ),
+    "a box key of the server for the victim": (
+        lambda s: changed_key(s, VICTIM, box=OTHER),
+        f"client {VICTIM} has not signed its box key",
+    ),
+    "a box key that the victim has never had": (lambda s: with_key(s, VICTIM, unknown_box(s)), "box key is used"),
+}
+
+
+def unknown_box(server):
+    """The victim's keys with a box key that it signs and whose private key it does not have."""
+    keys = MaskingKeys.of(NodeConfig.from_record(server.sites.nodes[VICTIM]))
+    return replace(keys.signed, box=OTHER, box_signature=keys.sign(box_content(VICTIM, OTHER)))
+
+
+@pytest.mark.parametrize("name", BOX_ATTACKS)
+def test_box_keys_that_are_not_those_of_the_round_are_refused(stages, trained, name):
+    change, reason = BOX_ATTACKS[name]
+    stage = stages("train.open")
+    assert reason in refused(stage, stage.server.open_content(**change(stage.server)), trained)
+
+
 @pytest.mark.parametrize("name", OPEN_ATTACKS)
 def test_cohorts_and_plans_that_are_too_weak_are_refused(stages, trained, name):
     change, reason = OPEN_ATTACKS[name]
@@ -312,8 +334,9 @@ def other_opening(stage):
     """An opening of client 7 for another round."""
     keys = MaskingKeys.of(NodeConfig.from_record(stage.sites.nodes[7]))
     boxes = {client: key.box for client, key in stage.server.keys.items()}
-    round = replace(stage.server.round, attempt=9)
-    return MaskingClient(round, 7, keys.box, boxes, keys.sign, lambda *_: True).open()
+    round, box = replace(stage.server.round, attempt=9), X25519PrivateKey.generate()
+    boxes[7] = box.public_key().public_bytes_raw()
+    return MaskingClient(round, 7, boxes, keys.sign, lambda *_: True).open(box)
 
 
 OPENING_ATTACKS = {
@@ -411,6 +434,24 @@ SURVIVORS = {
 def test_lists_of_survivors_that_are_not_signed(stages, trained, name):
     stage = stages("train.survivors")
     refused(stage, stage.server.survivors_content(SURVIVORS[name]), trained)
+
+
+VIEWS = {
+    "none": lambda views: {},
+    "one too few": lambda views: {client: view for client, view in views.items() if client != 7},
+    "the view of another client": lambda views: {**views, 7: views[8]},
+    "an empty one": lambda views: {**views, 7: b""},
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_survivors_with_another_view_are_not_signed(stages, trained, name):
+    stage = stages("train.survivors")
+    server = stage.server
+    views = VIEWS[name](server.views)
+    listed = tuple(views.get(client, b"") for client in sorted(server.vectors))
+    content = server.survivors_content(view_signatures=listed)
+    assert "has not signed the view" in refused(stage, content, trained)
 
 
 def test_vectors_are_not_masked_twice(stages, trained):
@@ -624,7 +665,7 @@ def test_an_evaluation_that_the_plan_s_epsilon_does_not_cover_is_not_paid(pki, t
             reason = str(error)
             break
         paid += 1
-        server = Server(sites, server.plan, 1, attempt, keys=server.keys, release="accuracy")
+        server = Server(sites, server.plan, 1, attempt, keys=server.next_keys, release="accuracy")
         server.open()
     assert "exceeds the client's budget" in reason
     assert paid == len(sites.charges(VICTIM)) < 40
@@ -686,8 +727,10 @@ def test_a_round_that_the_client_has_forgotten_is_charged_again(pki, tmp_path, t
         server.open()
         server.train([0])
         assert len(sites.charges(0)) == charges
-        for other in ("one", "another"):
-            sites.ask(0, "train.open", server.open_content(run=other))
+        server.keys = server.next_keys
+        for run in ("one", "another"):
+            for client in server.cohort:
+                sites.ask(client, "train.open", server.open_content(run=run))
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(2.0, 0), (5.0, 1), (20.0, 3)])
@@ -797,7 +840,8 @@ def test_a_submitter_signs_the_terms_of_masked_rounds(
         assert reason in sites.refusal(0, "train.open", content)
         return
     server.open([1, 2, 3, 4, 5])
-    server.openings[0] = read_opening(sites.ask(0, "train.open", content), client_id=0, round=server.round)
+    reply = sites.ask(0, "train.open", content)
+    server.openings[0], _ = read_opening(reply, client_id=0, round=server.round, key=server.keys[0])
     assert "has no signed request" in sites.refusal(0, "train.masked", server.train_content(0))
     sites.ask(0, "train.masked", server.train_content(0, config={"run-request": text}))
     assert sites.charges(0)[0]["submitter"] == "alice"
@@ -850,7 +894,8 @@ def test_keys_are_signed_again_if_their_signature_is_damaged(pki, tmp_path, dama
     sites = Sites(tmp_path, pki, 1)
     first = sites.key(0)
     sites.state(0, "masking-key.signed").write_bytes(damage)
-    assert sites.key(0).public == first.public
+    again = sites.key(0)
+    assert (again.signing, again.box) == (first.signing, first.box)
     sites.state(0, "masking-key").write_bytes(b"short")
     assert sites.key(0) is None
 

@@ -137,6 +137,10 @@ def scored(sites, plan, release, number=1, attempt=1, **changes):
     return server
 
 
+#: Entries of a reply to step 2 beside the masked vector.
+VECTOR_ENTRIES = {"client-id", "round", "padding", "view-signature"}
+
+
 @pytest.mark.parametrize("release", ["accuracy", "histogram"])
 def test_the_sum_of_an_evaluation_is_that_of_the_clients_scores_and_their_noise(
     pki, tmp_path, hidden, monkeypatch, release
@@ -171,7 +175,7 @@ def test_the_sum_of_an_evaluation_is_that_of_the_clients_scores_and_their_noise(
         assert charge["noise_multiplier"] == scores.event.noise_multiplier
         assert sites.log(client)[1]["released"] == "masked scores"
     reply = sites.ask(2, "evaluate.masked", server.train_content(2))  # again
-    assert (set(reply), set(reply.config_records[REPLY])) == ({"update", REPLY}, {"client-id", "round", "padding"})
+    assert (set(reply), set(reply.config_records[REPLY])) == ({"update", REPLY}, VECTOR_ENTRIES)
     assert list(reply.array_records["update"]) == ["masked"]
 
 
@@ -283,7 +287,7 @@ def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
     server.open()
     reply = sites.ask(2, "train.masked", server.train_content(2))
     assert set(reply) == {"update", REPLY}
-    assert set(reply.config_records[REPLY]) == {"client-id", "round", "padding"}
+    assert set(reply.config_records[REPLY]) == VECTOR_ENTRIES
     assert list(reply.array_records["update"]) == ["masked"]
     size = server.plan.vector_size(LAYOUT.size, 0)
     assert (reply.array_records["update"]["masked"].dtype, reply.array_records["update"]["masked"].shape) == (
@@ -374,7 +378,7 @@ class Machine:
 
 STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
 #: Operations on files in every step: of the ledger, of a state that is written, of one that is removed.
-POINTS = [(step, point) for step, many in zip(STEPS, (4, 8, 4, 6), strict=True) for point in range(1, many + 1)]
+POINTS = [(step, point) for step, many in zip(STEPS, (8, 12, 4, 6), strict=True) for point in range(1, many + 1)]
 
 
 def contents_of(server, client):
@@ -454,7 +458,7 @@ def test_a_round_goes_on_after_a_crash(pki, tmp_path, monkeypatch, hidden, step,
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("point", range(1, 10))
+@pytest.mark.parametrize("point", range(1, 14))
 def test_a_crash_costs_nothing_of_a_client_s_own_budget(pki, tmp_path, monkeypatch, point, before):
     """One charge for one vector, and an anchor of it, wherever the crash comes."""
     sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)

@@ -293,8 +293,11 @@ def test_the_certificate_follows_from_the_ledger():
         ({"sampling_rate": 1 / 31, "rounds": 50, "num_clusters": 1}, "exceeds the number of clients, 30"),
         ({"noise_multiplier": 0.002}, "32 steps"),
         ({"noise_multiplier": 5000.0}, "integers of 32 bits"),
-        ({"clients": 40_000}, "integers of 32 bits"),
-        ({"clients": 40_000, "sampling_rate": 0.5, "evaluations": 1}, "evaluation-noise"),
+        ({"clients": 1001}, "a cohort of 1,001 clients exceeds 1,000, .* sampling-rate = 0.5 or less"),
+        ({"clients": 4200, "sampling_rate": 1 / 3}, "a cohort of 1,400 clients .* sampling-rate = 0.2 or less"),
+        ({"clients": 1001, "sampling_rate": 0.5, "evaluations": 1}, "asks all 1,001 clients, .* set evaluate to none"),
+        ({"clients": 1001, "sampling_rate": 0.5, "histograms": 1, "histogram_noise": 20.0}, "asks all 1,001 clients"),
+        ({"evaluations": 1, "evaluation_noise": 2000.0}, "evaluation-noise: .* integers of 32 bits"),
         ({"evaluations": 1, "evaluation_noise": 2e-5}, "evaluation-noise: 0.0012 times .* 32 steps"),
         ({"accountant": "theorem-4.2"}, "accountant of mechanism secure"),
         ({"rebalance_min": 2, "identifier_share": 0.0}, "require cluster sizes"),
@@ -305,8 +308,12 @@ def test_impossible_plans_are_refused(numbers, problem):
         make(**numbers)
 
 
-def test_a_large_federation_takes_turns():
-    assert len(make(clients=40_000, sampling_rate=0.5).members(1)) == 20_000
+@pytest.mark.parametrize(("clients", "rate"), [(1000, 1.0), (1001, 0.5), (4200, 0.2)])
+def test_a_large_federation_takes_turns(clients, rate):
+    plan = make(clients=clients, sampling_rate=rate)
+    sizes = [len(plan.members(number)) for number in range(1, plan.slots + 1)]
+    assert (sum(sizes), max(sizes)) == (clients, -(-clients * rate // 1))
+    assert max(sizes) <= 1000
 
 
 def test_models_that_are_too_large_are_refused_before_a_charge():

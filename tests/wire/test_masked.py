@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
@@ -28,8 +29,9 @@ from coterie.wire.masked import (
     read_opening,
     read_shares,
     read_signature,
+    task_digest,
 )
-from coterie.wire.messages import CONFIG, MASKED_STEPS, REPLY, UPDATE, Layout, ReplyError, pack_models
+from coterie.wire.messages import CONFIG, MASKED_STEPS, MODELS, REPLY, UPDATE, Layout, ReplyError, pack_models
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest, read_request
 
 LAYERS = NoiseLayers.of(1e5, 3, 2, 0)
@@ -62,8 +64,10 @@ OPEN = OpenRequest(
     shared=0,
     cohort=(1, 4, 6),
     node_keys=(b"a", b"b", b"c"),
-    public_keys=(b"d", b"e", b"f"),
+    signing_keys=(b"d", b"e", b"f"),
     key_signatures=(b"g", b"h", b"i"),
+    box_keys=(b"j", b"k", b"l"),
+    box_signatures=(b"m", b"n", b"o"),
 )
 OPENED = opened_fields({client: opening_of(client) for client in ROUND.cohort}, 4)
 TRAIN = MaskedTrainRequest(**BOUND, **OPENED)
@@ -72,7 +76,7 @@ REQUESTS = [
     OPEN,
     TRAIN,
     EVALUATE,
-    SurvivorsRequest(**BOUND, survivors=(1, 6)),
+    SurvivorsRequest(**BOUND, survivors=(1, 6), view_signatures=(b"v", b"w")),
     UnmaskRequest(**BOUND, signers=(1, 6), signatures=(b"x", b"y")),
 ]
 
@@ -104,7 +108,7 @@ def test_no_mask_of_a_round_that_trains_is_one_of_a_round_that_evaluates():
         clients=10, num_clusters=2, rounds=3, sampling_rate=1.0, epsilon=8.0, delta=1e-4, clip_norm=1.0, corrupt=1,
         noise_multiplier=3.0, evaluations=1, histograms=1,
     )  # fmt: skip
-    lists = {"cohort": tuple(range(10)), **dict.fromkeys(("node_keys", "public_keys", "key_signatures"), (b"k",) * 10)}
+    lists = {"cohort": tuple(range(10)), **OpenRequest.key_lists([SignedKey(*[b"k"] * 5)] * 10)}
     rounds = [replace(OPEN, release=release, **lists).masked_round(plan) for release in RELEASES]
     assert len({round.digest for round in rounds}) == len({round.plan for round in rounds}) == 3
     assert [round.size for round in rounds] == [23, 1, 64]
@@ -135,11 +139,12 @@ BAD = {
     "a negative client": {"cohort": [-1, 4, 6]},
     "a client that is no number": {"cohort": ["1", "4", "6"]},
     "one client too few": {"cohort": [1, 4]},
-    "one key too few": {"public-keys": [b"d", b"e"]},
+    "one key too few": {"signing-keys": [b"d", b"e"]},
+    "one box key too few": {"box-keys": [b"j", b"k"]},
     "a long key": {"node-keys": [b"a", b"b", LONG]},
-    "keys as text": {"public-keys": ["d", "e", "f"]},
-    "one key": {"public-keys": b"def"},
-    "too large a cohort": {"cohort": list(range(10_001))},
+    "keys as text": {"signing-keys": ["d", "e", "f"]},
+    "one key": {"signing-keys": b"def"},
+    "too large a cohort": {"cohort": list(range(1001))},
 }
 
 
@@ -181,7 +186,9 @@ def test_a_training_request_has_models_and_openings():
 def test_both_halves_agree_on_the_round_and_its_digest_covers_the_keys():
     round = OPEN.masked_round(Plan())
     assert (round.run, round.number, round.cohort, round.threshold, round.size) == (b"run", 2, (1, 4, 6), 2, 22)
-    for change in ({"plan": "{ }"}, {"parameters": 9}, {"shared": 1}, {"public_keys": (b"d", b"e", b"g")}):
+    keys = [{name: (*values[:2], b"z")} for name, values in vars(OPEN).items() if name.endswith(("keys", "signatures"))]
+    assert len(keys) == 5
+    for change in ({"plan": "{ }"}, {"parameters": 9}, {"shared": 1}, *keys):
         other = OpenRequest(**{**vars(OPEN), **change}).masked_round(Plan())
         assert other.digest != round.digest, change
     with pytest.raises(SecureError, match="2t > n"):
@@ -194,16 +201,18 @@ def test_both_halves_agree_on_the_round_and_its_digest_covers_the_keys():
 def test_replies_are_read_as_they_were_sent():
     who = {"client_id": 4, "round": 2}
     read = {"client_id": 4, "round": ROUND}
-    opening, shares = opening_of(4), Shares({1: bytes(32), 6: b"\x01" * 32}, {4: bytes(32)})
-    assert read_opening(sent(pack_opening(opening, **who)), **read) == opening
+    shares = Shares({1: bytes(32), 6: b"\x01" * 32}, {4: bytes(32)})
+    assert read_opening(sent(GOOD), **read, key=KEY) == (signed_opening(), NEXT_KEY)
     assert read_signature(sent(pack_signature(b"signed", **who)), **read) == b"signed"
     assert read_shares(sent(pack_shares(shares, **who)), **read) == shares
     none_dropped = Shares({1: bytes(32)}, {})
     assert read_shares(sent(pack_shares(none_dropped, **who)), **read) == none_dropped
     with_surplus = replace(none_dropped, surplus=Surplus(bytes(32), b"\x01" * 32))
     assert read_shares(sent(pack_shares(with_surplus, **who)), **read) == with_surplus
-    vector = np.array([0, 1, 2**31, 2**32 - 1, 7], np.uint32)
-    np.testing.assert_array_equal(read_masked(sent(pack_masked(vector, **who)), **read), vector)
+    vector, signature = np.array([0, 1, 2**31, 2**32 - 1, 7], np.uint32), sign(ROUND.view_content(4, b"view"))
+    masked, read_signature_of_view = read_masked(sent(pack_masked(vector, signature, **who)), **read, **VIEWED)
+    np.testing.assert_array_equal(masked, vector)
+    assert read_signature_of_view == signature
 
 
 def changed(content, **values):
@@ -211,7 +220,28 @@ def changed(content, **values):
     return RecordDict({**content, REPLY: record})
 
 
-GOOD = pack_opening(opening_of(4), client_id=4, round=2)
+SIGNER = Ed25519PrivateKey.generate()
+
+
+def sign(content):
+    return SIGNER.sign(b"coterie masked round\n" + content)
+
+
+def signed_key(box, client=4):
+    signature = sign(b"box key%d:" % client + box)
+    return SignedKey(b"node", SIGNER.public_key().public_bytes_raw(), b"signature", box, signature)
+
+
+KEY, NEXT_KEY = signed_key(b"box"), signed_key(b"next")
+VIEWED = {"key": KEY, "view": b"view"}
+
+
+def signed_opening():
+    opening = opening_of(4)
+    return replace(opening, signature=sign(ROUND.opening_content(4, opening.public, opening.commitment)))
+
+
+GOOD = pack_opening(signed_opening(), NEXT_KEY, client_id=4, round=2)
 HOSTILE_OPENINGS = {
     "another client": changed(GOOD, **{"client-id": 1}),
     "another round": changed(GOOD, round=3),
@@ -225,16 +255,26 @@ HOSTILE_OPENINGS = {
     "boxes of text": changed(GOOD, boxes=["x", "y"]),
     "no list": changed(GOOD, boxes=5),
     "nothing": RecordDict(),
+    "another key than the signed one": changed(GOOD, public=b"x" * 32),
+    "a signature of nobody": changed(GOOD, signature=b"x" * 64),
+    "no next box key": changed(GOOD, **{"box-key": b""}),
+    "a next box key that is not signed": changed(GOOD, **{"box-key": b"other"}),
+    "the next box key of another client": changed(GOOD, **{"box-signature": signed_key(b"next", 6).box_signature}),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE_OPENINGS)
 def test_malformed_openings_are_refused(name):
     with pytest.raises(ReplyError):
-        read_opening(HOSTILE_OPENINGS[name], client_id=4, round=ROUND)
+        read_opening(HOSTILE_OPENINGS[name], client_id=4, round=ROUND, key=KEY)
 
 
-VECTOR = pack_masked(np.arange(5, dtype=np.uint32), client_id=4, round=2)
+def vector_with(view=b"view", client=4, round=ROUND):
+    signature = sign(round.view_content(client, view))
+    return pack_masked(np.arange(5, dtype=np.uint32), signature, client_id=4, round=2)
+
+
+VECTOR = vector_with()
 
 
 def with_array(array, name="masked"):
@@ -254,13 +294,30 @@ HOSTILE_VECTORS = {
     "cut": with_array(Array("uint32", (5,), "numpy.ndarray", Array(np.zeros(5, np.uint32)).data[:-1])),
     "no array": changed(RecordDict({REPLY: VECTOR.config_records[REPLY]})),
     "another round": changed(VECTOR, round=1),
+    "another view": vector_with(b"other"),
+    "the view of another client": vector_with(client=6),
+    "the view of another round": vector_with(round=replace(ROUND, number=3)),
+    "no view": changed(VECTOR, **{"view-signature": b""}),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE_VECTORS)
 def test_vectors_of_another_shape_or_type_are_refused(name):
     with pytest.raises(ReplyError):
-        read_masked(HOSTILE_VECTORS[name], client_id=4, round=ROUND)
+        read_masked(HOSTILE_VECTORS[name], client_id=4, round=ROUND, **VIEWED)
+
+
+def test_the_task_of_a_round_is_all_that_its_clients_share():
+    def content(receiver=4, value=1.0, **config):
+        opened = opened_fields({client: opening_of(client) for client in ROUND.cohort}, receiver)
+        record = {"lr": 0.1, "data-dir": f"place of {receiver}", **MaskedTrainRequest(**BOUND, **opened).to_record()}
+        models = pack_models(np.full((2, 3), value, np.float32), Layout(("w",), ((3,),)))
+        return RecordDict({CONFIG: ConfigRecord({**record, **config}), MODELS: models})
+
+    task = task_digest(content())
+    assert task == task_digest(sent(content(receiver=6)))  # other boxes, and another order of entries
+    others = [content(value=1.0001), content(lr=0.2), content(commitments=[bytes(31)] * 3), content(more=1)]
+    assert len({task, *map(task_digest, others)}) == 5
 
 
 def test_shares_of_strangers_are_refused():
@@ -269,8 +326,8 @@ def test_shares_of_strangers_are_refused():
 
 
 def test_a_signed_key_is_read_from_an_identity_reply():
-    key = SignedKey(b"node", b"both keys", b"signature")
+    key = SignedKey(b"node", b"signing key", b"signature", b"box key", b"box signature")
     assert SignedKey.from_record({"client-id": 3, **key.to_record()}) == key
-    for bad in ({"public-keys": b""}, {"public-keys": "keys"}, {"key-signature": LONG}, {"node-key": None}):
+    for bad in ({"signing-key": b""}, {"box-key": "key"}, {"key-signature": LONG}, {"node-key": None}):
         assert SignedKey.from_record({**key.to_record(), **bad}) is None
     assert SignedKey.from_record({"client-id": 3}) is None

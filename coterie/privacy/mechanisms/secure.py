@@ -55,6 +55,7 @@ from coterie.privacy.secure_aggregation.integers import (
     to_grid,
     to_modulus,
 )
+from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS, NoiseLayers
 from coterie.privacy.statement import Statement
 
@@ -93,6 +94,7 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         self.check_slots(f"1 / sampling-rate, {self.slots} slots,")
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
+        self._check_cohorts()
         evaluates = {self.clients} if self.evaluations or self.histograms else set()
         for clients in {self.clients // self.slots, -(-self.clients // self.slots)} | evaluates:
             least = self._least(clients)
@@ -109,6 +111,19 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         if self.histograms:
             layers = self.scores(HISTOGRAM).layers
             self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
+
+    def _check_cohorts(self) -> None:
+        """Check that the clients of every round are few enough for each of them to mask with all others."""
+        if (cohort := -(-self.clients // self.slots)) > MAX_CLIENTS:
+            raise PrivacyError(
+                f"a cohort of {cohort:,} clients exceeds {MAX_CLIENTS:,}, since each client masks with all others; use "
+                f"more slots: sampling-rate = {1 / -(-self.clients // MAX_CLIENTS):.4g} or less"
+            )
+        if self.clients > MAX_CLIENTS and (self.evaluations or self.histograms):
+            raise PrivacyError(
+                f"a private evaluation asks all {self.clients:,} clients, and masked rounds have at most "
+                f"{MAX_CLIENTS:,}; set evaluate to none"
+            )
 
     @staticmethod
     def _check_grid(noise: float, name: str, clients: int, layers: NoiseLayers) -> None:

@@ -10,7 +10,8 @@ import secrets
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -22,6 +23,7 @@ from coterie.privacy.secure_aggregation.errors import SecureError
 #: Bytes of a public key.
 KEY_BYTES = 32
 _NONCE_BYTES = 12
+_ZEROS = bytes(1 << 18)  # a block whose keystream stays in the cache
 
 Vector = npt.NDArray[np.uint32]
 
@@ -49,15 +51,45 @@ def agree(private: X25519PrivateKey, other: bytes, *purpose: bytes) -> bytes:
         raise SecureError("a public key is malformed, or of small order") from None
 
 
-def expand(key: bytes, size: int) -> Vector:
-    """Return (size,) uniform integers modulo 2^32, a function of the key, which has this use alone.
+def add_mask(vector: Vector, key: bytes, *, subtract: bool = False) -> None:
+    """Add a mask to a vector in place, modulo 2^32: the AES-256 keystream of the key, which has this use alone.
+
+    Args:
+        vector: (size,) integers.
+        key: Key of the mask, 32 bytes.
+        subtract: Whether the mask is subtracted instead.
 
     Examples:
-        >>> expand(bytes(32), 3).dtype, bool((expand(bytes(32), 3) == expand(bytes(32), 5)[:3]).all())
-        (dtype('uint32'), True)
+        >>> vector = np.zeros(3, np.uint32)
+        >>> add_mask(vector, bytes(32))
+        >>> vector.tolist()
+        [2021128412, 1371693987, 3095937185]
+        >>> add_mask(vector, bytes(32), subtract=True)
+        >>> vector.tolist()
+        [0, 0, 0]
     """
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(stream.update(bytes(4 * size)), "<u4").astype(np.uint32)
+    keystream = np.empty(len(_ZEROS) + 15, np.uint8)  # update_into requires 15 bytes more
+    for start in range(0, len(vector), len(_ZEROS) // 4):
+        block = vector[start : start + len(_ZEROS) // 4]
+        stream.update_into(memoryview(_ZEROS)[: block.nbytes], keystream.data)
+        mask = keystream[: block.nbytes].view("<u4")
+        (np.subtract if subtract else np.add)(block, mask, out=block)
+
+
+def is_signed(public: bytes, content: bytes, signature: bytes) -> bool:
+    """Return whether a signature of this content is by an Ed25519 key.
+
+    Args:
+        public: Public key, 32 bytes.
+        content: Signed bytes.
+        signature: Signature of the content.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def seal(key: bytes, content: bytes, context: bytes) -> bytes:
