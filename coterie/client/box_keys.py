@@ -84,7 +84,8 @@ class StoredBoxKeys:
         except FileError:
             return []
         parts = [content[start : start + KEY_BYTES] for start in range(0, len(content), KEY_BYTES)]
-        return [X25519PrivateKey.from_private_bytes(part) for part in parts if len(part) == KEY_BYTES]
+        whole = all(len(part) == KEY_BYTES for part in parts)
+        return [X25519PrivateKey.from_private_bytes(part) for part in parts] if whole else []
 
     def _write(self, keys: Sequence[X25519PrivateKey]) -> None:
         content = b"".join(key.private_bytes_raw() for key in keys)

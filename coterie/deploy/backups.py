@@ -25,9 +25,9 @@ from coterie.files import PRIVATE, FileError, parse_object, private_folder, read
 
 _MANIFEST = "manifest.json"
 _DATABASE, _LEDGER = ".db", ".jsonl"
-#: Endings of files that a copy leaves out: SQLite's own files, unfinished writes, locks, and secrets of an open round,
-#: with which a restored client could answer a step twice.
-_TRANSIENT = ("-wal", "-shm", "-journal", ".tmp", ".lock", ".open-round")
+#: Endings of files that a copy leaves out: SQLite's own files, unfinished writes, locks, secrets of an open round, with
+#: which a restored client could answer a step twice, and keys of one round, which would open its recorded messages.
+_TRANSIENT = ("-wal", "-shm", "-journal", ".tmp", ".lock", ".open-round", ".box-keys")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import RecordDict
 from masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidden, Server, Sites, plan_of
 
@@ -20,8 +22,9 @@ from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.ledger import event_of
-from coterie.privacy.secure_aggregation import discrete_gaussian, noise_layers, to_modulus
+from coterie.privacy.secure_aggregation import SecureError, discrete_gaussian, noise_layers, to_modulus
 from coterie.privacy.secure_aggregation.integers import STEPS as STEPS_OF_GRID
+from coterie.privacy.secure_aggregation.keys import agree, unseal
 from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout
 
 
@@ -323,10 +326,10 @@ def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
     server = Server(sites, plan_of(6))
     server.open()
     server.train()
-    for ending in ("open-round", "masking-key"):
+    for ending in ("open-round", "masking-key", "box-keys"):
         assert stat.S_IMODE(sites.state(3, ending).stat().st_mode) == 0o600
     copied = back_up(tmp_path / "backup.tar", [sites.state(3, "open-round").parent])
-    assert not [name for name in copied if "open-round" in name]
+    assert not [name for name in copied if "open-round" in name or "box-keys" in name]
     assert [name for name in copied if name.endswith("masking-key")]
 
 
@@ -344,6 +347,51 @@ def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
     for path in sites.state(3, "open-round").parent.rglob("*"):
         assert not path.is_file() or secret not in path.read_bytes(), path
     assert not sites.state(3, "open-round").exists()
+
+
+def test_stolen_state_folders_open_no_box_of_a_round_that_is_over(pki, tmp_path):
+    """Boxes are recorded; afterwards every key that is left in the folders of all clients is tried on them."""
+    sites = Sites(tmp_path, pki, 6)
+    server = Server(sites, plan_of(6))
+    server.open()
+    before = opened_boxes(sites, server)
+    server.train()
+    assert (before, opened_boxes(sites, server)) == (6 * 5, 0)
+    for step in (server.sign, server.unmask):
+        step()
+    assert opened_boxes(sites, server) == 0
+    again = Server(sites, plan_of(6), 2)
+    assert {key.box for key in again.keys.values()} & {key.box for key in server.keys.values()} == set()
+    assert again.keys == server.next_keys
+
+
+def opened_boxes(sites, server):
+    """Return the number of boxes that keys in the state folders open."""
+    count, round = 0, server.round
+    for receiver in range(6):
+        folder = sites.state(receiver, "box-keys").parent
+        contents = [path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"]
+        kept = [bytes.fromhex(text.decode()) for content in contents for text in re.findall(rb'"(\w{64})"', content)]
+        keys = {key for key in kept if len(key) == 32} | {
+            content[start : start + 32] for content in contents if len(content) <= 64 for start in (0, 32)
+        }
+        for sender, opening in server.openings.items():
+            if sender != receiver:
+                direction = f"{sender} to {receiver}".encode()
+                count += any(
+                    opens(key, server.keys[sender].box, opening.boxes[receiver], round, direction)
+                    for key in keys
+                    if len(key) == 32
+                )
+    return count
+
+
+def opens(key, sender, box, round, direction):
+    try:
+        agreed = agree(X25519PrivateKey.from_private_bytes(key), sender, b"box", round.digest, direction)
+        return bool(unseal(agreed, box, round.digest))
+    except SecureError:
+        return False
 
 
 # ---- repeated messages and crashes -----------------------------------------------------------------------------------
