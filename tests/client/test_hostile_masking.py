@@ -29,7 +29,7 @@ from coterie.privacy.ledger import event_of
 from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
 from coterie.privacy.secure_aggregation.integers import STEPS as GRID
 from coterie.wire.masked import OpenRequest, box_content, opened_fields, read_opening
-from coterie.wire.messages import CONFIG, MODELS, pack_models
+from coterie.wire.messages import CONFIG, MODELS, REPLY, pack_models
 
 CLIENTS, VICTIM = 10, 4
 STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
@@ -452,6 +452,28 @@ def test_survivors_with_another_view_are_not_signed(stages, trained, name):
     listed = tuple(views.get(client, b"") for client in sorted(server.vectors))
     content = server.survivors_content(view_signatures=listed)
     assert "has not signed the view" in refused(stage, content, trained)
+
+
+@pytest.mark.parametrize("hidden", ["an opening", "the models"])
+def test_a_client_that_is_shown_something_else_is_no_survivor_of_others(pki, tmp_path, trained, hidden):
+    """Its vector stays masked: nobody else signs a list with it, and it signs none with the others."""
+    sites = Sites(tmp_path, pki, 6)
+    server, openings = Server(sites, plan_of(6)), 5
+    server.open()
+    server.train(range(1, 6))
+    shown = opened_fields({client: server.openings[client] for client in range(openings)}, 0)
+    shown = shown if hidden == "an opening" else {}
+    models = MODELS_SENT + 1 if hidden == "the models" else MODELS_SENT
+    reply = sites.ask(0, "train.masked", server.train_content(0, models, **shown))
+    server.vectors[0], server.views[0] = None, reply.config_records[REPLY]["view-signature"]
+    assert "client 0 has not signed the view" in sites.refusal(1, "train.survivors", server.survivors_content())
+    assert "client 1 has not signed the view" in sites.refusal(
+        0, "train.survivors", server.survivors_content(range(openings))
+    )
+    del server.vectors[0]
+    server.sign()
+    server.unmask()
+    server.total()
 
 
 def test_vectors_are_not_masked_twice(stages, trained):
