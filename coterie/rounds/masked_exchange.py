@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from coterie.logs import printable
 from coterie.privacy import NothingReleasedError, Permit, ReleasedSums, Secure
 from coterie.privacy.integer_sums import IntegerSums
 from coterie.privacy.mechanisms.score_sums import TRAINING
-from coterie.privacy.secure_aggregation import MaskedRound, Opening, SecureError, unmasked_sum
+from coterie.privacy.secure_aggregation import Opening, SecureError, unmasked_sum
 from coterie.privacy.secure_aggregation.integers import Integers
 from coterie.rounds.exchange import Exchange, MessageBatch
 from coterie.rounds.phases import Phase, SumsPhase
@@ -116,7 +116,11 @@ class MaskedSum:
         round = request.masked_round(self.plan)
         asked = dict.fromkeys(request.cohort, self._content(request))
         keys = request.keys_of_clients
-        opened = yield from self._step(request, asked, read_opening, round, lambda client: {"key": keys[client]})
+        opened = yield from self._step(
+            request,
+            asked,
+            lambda content, client_id: read_opening(content, client_id=client_id, round=round, key=keys[client_id]),
+        )
         openings = {client: opening for client, (opening, _) in opened.items()}
         self.run.registry.renew_keys({client: following for client, (_, following) in opened.items()})
         if not self._enough(openings, "opened the round"):
@@ -126,9 +130,9 @@ class MaskedSum:
         masked = yield from self._step(
             self._request_of_vector({}, -1),
             contents,
-            read_masked,
-            round,
-            lambda client: {"key": keys[client], "view": view},
+            lambda content, client_id: read_masked(
+                content, client_id=client_id, round=round, key=keys[client_id], view=view
+            ),
         )
         vectors = {client: vector for client, (vector, _) in masked.items()}
         self.survivors = len(vectors)
@@ -137,12 +141,16 @@ class MaskedSum:
         survivors = tuple(sorted(vectors))
         views = tuple(masked[client][1] for client in survivors)
         listed = SurvivorsRequest(**self._id, survivors=survivors, view_signatures=views)
-        signed = yield from self._step(listed, dict.fromkeys(survivors, self._content(listed)), read_signature, round)
+        signed = yield from self._step(
+            listed, dict.fromkeys(survivors, self._content(listed)), partial(read_signature, round=round)
+        )
         if not self._enough(signed, "signed the survivors"):
             return
         signers = tuple(sorted(signed))
         last = UnmaskRequest(**self._id, signers=signers, signatures=tuple(signed[client] for client in signers))
-        shares = yield from self._step(last, dict.fromkeys(signers, self._content(last)), read_shares, round)
+        shares = yield from self._step(
+            last, dict.fromkeys(signers, self._content(last)), partial(read_shares, round=round)
+        )
         if not self._enough(shares, "sent shares"):
             return
         try:
@@ -187,27 +195,20 @@ class MaskedSum:
         return RecordDict({MODELS: self.models, CONFIG: ConfigRecord({**self.run.state.config, **record})})
 
     def _step(
-        self,
-        request: RoundRequest | MaskedRequest,
-        contents: Mapping[int, RecordDict],
-        read: Callable[..., T],
-        round: MaskedRound,
-        expected: Callable[[int], dict[str, Any]] = lambda client: {},
+        self, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict], read: Callable[..., T]
     ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
         """Send the messages of one step; return the valid replies, by client.
 
         Args:
             request: Request of the step.
             contents: Messages, by client.
-            read: Reads a reply.
-            round: The round.
-            expected: Further arguments of ``read`` for a client.
+            read: Reads a reply, given its content and ``client_id``.
         """
         batch, valid = _StepBatch(self.run, request, contents), {}
         replies = yield list(batch.messages.values())
         for client, content in batch.replies(replies):
             try:
-                valid[client] = parse(read, content, client_id=client, round=round, **expected(client))
+                valid[client] = parse(read, content, client_id=client)
             except ReplyError as error:
                 batch.drop(client, str(error))
         return valid
