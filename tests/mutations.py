@@ -68,20 +68,6 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
-        "quartiles: the noise forgets the number of columns",
-        f"{_PRIVACY}/quantiles.py",
-        "math.sqrt(len(histograms)) * gaussian",
-        "gaussian",
-        "tests/privacy/test_quantiles.py::test_the_noise_is_the_multiplier_times_the_sensitivity",
-    ),
-    Mutation(
-        "quartiles: each record of a unit weighs 1",
-        f"{_PRIVACY}/quantiles.py",
-        "weights = 1 / sizes[of]",
-        "weights = 1 + 0 * sizes[of]",
-        "tests/privacy/test_quantiles.py::test_adding_a_unit_with_all_its_records_moves_them_by_no_more",
-    ),
-    Mutation(
         "masking: shares leave without signatures of the survivors",
         _MASKING,
         "if len(good) < self.round.threshold:",
