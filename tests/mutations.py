@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
 _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/method.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
+_UNUSABLE = "tests/engine/test_unusable_updates.py"
 _LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _SECURE = f"{_PRIVACY}/mechanisms/secure.py"
@@ -187,10 +188,24 @@ MUTATIONS = [
         f"{_MASKED_HOSTILE}::test_cohorts_and_plans_that_are_too_weak_are_refused",
     ),
     Mutation(
+        "exchange: the data of a client whose reply cannot be used decide that it is missing",
+        _EXCHANGE,
+        "            self._contributions.add_null()",
+        "            pass",
+        f"{_UNUSABLE}::test_an_update_that_is_not_finite_is_zero_and_nobody_is_missing",
+    ),
+    Mutation(
+        "evaluation: the data of a client whose reply cannot be used decide that it is missing",
+        "coterie/rounds/evaluation.py",
+        "        accuracies += [math.nan] * len(self.batch.unusable)",
+        "        accuracies += []",
+        f"{_UNUSABLE}::test_an_evaluation_that_fails_counts_as_one_half_and_nobody_is_missing",
+    ),
+    Mutation(
         "masked client: an error of training leaves",
         _MASKED,
-        "        if not self.client.deployed:",
-        "        if True:",
+        '        log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)',
+        "        raise error",
         f"{_MASKED_TEST}::test_what_fails_in_training_is_a_vector_of_zeros_and_no_error",
     ),
     Mutation(

@@ -573,7 +573,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
         Args:
             permit: unused permit for :meth:`evaluation_event`.
-            accuracies: accuracies of the clients that replied; each is clipped to [0, 1].
+            accuracies: accuracies of the clients that replied; each is clipped to [0, 1], and NaN counts as one half.
             streams: the server's randomness.
             attempt: number of this attempt in the run.
 
