@@ -202,6 +202,13 @@ MUTATIONS = [
         f"{_UNUSABLE}::test_an_evaluation_that_fails_counts_as_one_half_and_nobody_is_missing",
     ),
     Mutation(
+        "methods: a run with too few clients to cluster starts",
+        "coterie/strategies/method.py",
+        "    if plan.clients < method.fewest_clients:",
+        "    if False:",
+        "tests/strategies/test_degenerate.py::test_a_run_that_cannot_work_is_refused_before_it_starts",
+    ),
+    Mutation(
         "masked client: an error of training leaves",
         _MASKED,
         '        log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)',
