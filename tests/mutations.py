@@ -49,6 +49,7 @@ _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_regis
 _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
+_SUFFICES = "tests/privacy/test_noise_suffices.py"
 _LAYERS, _LAYERS_TEST = "coterie/privacy/secure_aggregation/noise_layers.py", "tests/secure/test_noise_layers.py"
 _MASKING, _MASKING_TEST = "coterie/privacy/secure_aggregation/masking.py", "tests/secure/test_masking.py"
 _MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
@@ -366,9 +367,51 @@ MUTATIONS = [
     Mutation(
         "secure: noise is sized for all who stay, the corrupt ones included",
         _SECURE,
-        "self._least(clients), self.corrupt)",
-        "self._least(clients), 0)",
+        "return NoiseLayers.of(self.noise_multiplier * STEPS, clients, self._least(clients), self.corrupt)",
+        "return NoiseLayers.of(self.noise_multiplier * STEPS, clients, self._least(clients), 0)",
         "tests/privacy/test_secure_plan.py::test_the_least_honest_survivors_have_the_noise_of_the_guarantee",
+    ),
+    Mutation(
+        "secure: noise is sized for the largest slot",
+        _SECURE,
+        "        clients = self.clients // self.slots",
+        "        clients = -(-self.clients // self.slots)",
+        f"{_SUFFICES}::test_noise_of_clients_that_is_sized_for_the_largest_slot_is_refused",
+    ),
+    Mutation(
+        "secure: the plan does not check the noise of its clients",
+        _SECURE,
+        "        if not layers.suffice(",
+        "        if False and not layers.suffice(",
+        f"{_SUFFICES}::test_noise_of_clients_that_is_sized_for_the_largest_slot_is_refused",
+    ),
+    Mutation(
+        "secure: the plan does not check the norm of a vector",
+        _SECURE,
+        "            check_noise([(math.hypot(*self.of_round(number).factors), STEPS * charged)], charged)",
+        "            pass",
+        f"{_SUFFICES}::test_a_vector_that_is_longer_than_the_grid_allows_is_refused",
+    ),
+    Mutation(
+        "plan: the noise of a round is not compared with its charge",
+        f"{_PRIVACY}/plan.py",
+        "                check_noise(self.of_round(number).parts, self.event().noise_multiplier)",
+        "                pass",
+        f"{_SUFFICES}::test_a_part_with_less_noise_than_its_share_allows_is_refused",
+    ),
+    Mutation(
+        "banded: a column of the matrix may be longer than 1",
+        f"{_PRIVACY}/mechanisms/banded.py",
+        "        check_noise([(math.sqrt(columns.max()), 1.0)], 1.0)",
+        "",
+        f"{_SUFFICES}::test_a_column_of_a_matrix_that_is_longer_than_one_is_refused",
+    ),
+    Mutation(
+        "masked client: the noise of a round is not checked",
+        _MASKED,
+        "        if not round.layers.suffice(",
+        "        if False and not round.layers.suffice(",
+        "tests/client/test_hostile_masking.py::test_layers_with_too_little_noise_are_refused",
     ),
     Mutation(
         "layers: later layers are sized for all survivors, the corrupt ones included",
@@ -427,11 +470,11 @@ MUTATIONS = [
         f"{_MASKING_TEST}::test_on_a_ring_a_client_has_eight_neighbours_and_shares_with_them_alone",
     ),
     Mutation(
-        "masked client: any layers of noise are accepted",
-        _MASKED,
-        "min(honest) * _SLACK >= total",
+        "layers: any are enough",
+        _LAYERS,
+        "min(honest) * (1 + SLACK) >= total",
         "True",
-        f"{_MASKED_HOSTILE}::test_layers_with_too_little_noise_are_refused",
+        f"{_SUFFICES}::test_layers_suffice_if_every_number_of_survivors_has_the_noise",
     ),
     Mutation(
         "secure: noise of evaluations is sized for all who stay, the corrupt ones included",

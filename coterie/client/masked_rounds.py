@@ -38,7 +38,6 @@ from coterie.privacy import Event, PrivacyError, Secure, Streams
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, SecureError, to_modulus
 from coterie.privacy.secure_aggregation.integers import STEPS, Integers
-from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (
     ROUND_REQUESTS,
@@ -58,7 +57,6 @@ from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTr
 _MOST_CLIENTS = 1_000_000
 # What the plan has of a client, by release.
 _CHARGED = {TRAINING: "contributions", ACCURACY: "private evaluations", HISTOGRAM: "histograms of scores"}
-_SLACK = 1 + 1e-9
 
 
 def answers(message_type: str, content: RecordDict, clients: Sequence[Client]) -> list[RecordDict | ClientError]:
@@ -225,7 +223,8 @@ class _Half:
         round = request.masked_round(plan)
         if 3 * round.threshold < 2 * len(cohort):
             self.refuse(f"a threshold of {round.threshold} is less than two thirds of {len(cohort)} clients")
-        if not _suffices(round, _event(plan, request.release).noise_multiplier * STEPS):
+        total = _event(plan, request.release).noise_multiplier * STEPS
+        if not round.layers.suffice(total, len(cohort), round.threshold, round.corrupt):
             self.refuse("the noise of one client is too small")
         return round
 
@@ -319,13 +318,6 @@ def _release(request: MaskedRequest) -> str:
     if not isinstance(request, MaskedEvaluateRequest):
         return TRAINING
     return HISTOGRAM if request.histogram else ACCURACY
-
-
-def _suffices(round: MaskedRound, total: float) -> bool:
-    """Whether the honest ones of any number of survivors, from the threshold on, have noise of a deviation together."""
-    layers, counts = round.layers, range(round.threshold, len(round.cohort) + 1)
-    honest = [math.sqrt(survivors - round.corrupt) * layers.deviation(survivors) for survivors in counts]
-    return min(layers.deviations) >= MIN_STEPS and min(honest) * _SLACK >= total
 
 
 @cache

@@ -44,6 +44,7 @@ from coterie.privacy.integer_sums import DEVIATIONS, IntegerSums, check_survivor
 from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
+from coterie.privacy.noise import check_noise
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
@@ -93,8 +94,8 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         self.check_slots(f"1 / sampling-rate, {self.slots} slots,")
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
-        evaluates = {self.clients} if self.evaluations or self.histograms else set()
-        for clients in {self.clients // self.slots, -(-self.clients // self.slots)} | evaluates:
+        sizes = {self.clients // self.slots, -(-self.clients // self.slots)}
+        for clients in sizes | ({self.clients} if self.evaluations or self.histograms else set()):
             least = self._least(clients)
             if least - self.corrupt < 1 or 2 * least <= clients + self.corrupt:
                 raise PrivacyError(
@@ -102,7 +103,11 @@ class Secure(InTurn):  # large: what rounds and evaluations need
                     "with the server, is too small: twice those that stay must exceed all and the corrupt ones; use "
                     "more clients, a smaller dropout or fewer corrupt ones"
                 )
-        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots), self.layers)
+        charged = self.event().noise_multiplier
+        for clients in sizes:
+            self._check_grid(charged, "noise", clients, self.layers)
+        for number in {1, self.rounds}:
+            check_noise([(math.hypot(*self.of_round(number).factors), STEPS * charged)], charged)
         if self.evaluations:
             noise = self.evaluation_event().noise_multiplier
             self._check_grid(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
@@ -110,12 +115,16 @@ class Secure(InTurn):  # large: what rounds and evaluations need
             layers = self.scores(HISTOGRAM).layers
             self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
 
-    @staticmethod
-    def _check_grid(noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
-        """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
+    def _check_grid(self, noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
+        """Check that the noise of so many clients suffices, and that its integers hold it."""
         if not MIN_STEPS <= layers.deviations[0]:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_STEPS:g} steps of the grid a client"
+            )
+        if not layers.suffice(noise * STEPS, clients, self._least(clients), self.corrupt):
+            raise PrivacyError(
+                f"{name}: the honest of {clients} clients, of which {self._least(clients)} must stay, add less than "
+                f"{noise:g} times the sensitivity together"
             )
         if clients + DEVIATIONS * math.sqrt(clients) * layers.deviation() / STEPS >= _LARGEST_SUM:
             raise PrivacyError(
