@@ -388,15 +388,15 @@ MUTATIONS = [
     Mutation(
         "secure: the plan does not check the norm of a vector",
         _SECURE,
-        "            check_noise([(math.hypot(*self.of_round(number).factors), STEPS * charged)], charged)",
+        "            check_noise([(math.hypot(*self.of_round(number).factors) / STEPS, 1.0)], 1.0)",
         "            pass",
         f"{_SUFFICES}::test_a_vector_that_is_longer_than_the_grid_allows_is_refused",
     ),
     Mutation(
         "plan: the noise of a round is not compared with its charge",
         f"{_PRIVACY}/plan.py",
-        "                check_noise(self.of_round(number).parts, self.event().noise_multiplier)",
-        "                pass",
+        "            check_noise(self.of_round(number).parts, self.event().noise_multiplier)",
+        "            pass",
         f"{_SUFFICES}::test_a_part_with_less_noise_than_its_share_allows_is_refused",
     ),
     Mutation(

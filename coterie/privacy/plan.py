@@ -180,8 +180,16 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
                 f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
         if self.private and not self.flaws and not self.clients_keep_ledgers:
-            for number in {1, self.rounds}:
-                check_noise(self.of_round(number).parts, self.event().noise_multiplier)
+            self.check_noise()
+
+    def check_noise(self) -> None:
+        """Check that every round has the noise that its event charges.
+
+        Raises:
+            PrivacyError: it has less.
+        """
+        for number in {1, self.rounds}:
+            check_noise(self.of_round(number).parts, self.event().noise_multiplier)
 
     def terms(self) -> dict[str, Any]:
         """See :meth:`Guarantee.terms`; what is not used, and was unknown to older ledgers, is left out.

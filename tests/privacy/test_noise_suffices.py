@@ -93,6 +93,13 @@ def test_a_column_of_a_matrix_that_is_longer_than_one_is_refused(monkeypatch):
             plan.new_state()
 
 
+def test_a_matrix_with_more_bands_than_slots_is_refused(monkeypatch):
+    plan, matrix = PLANS["banded"](), banded.banded_matrix
+    monkeypatch.setattr(banded, "banded_matrix", lambda rounds, bands: matrix(rounds, bands + 1))
+    with pytest.raises(PrivacyError, match="3 bands needs as many slots, and there are 2"):
+        plan.new_state()
+
+
 def test_labels_that_are_less_random_than_charged_are_refused(monkeypatch):
     plan = replace(PLANS["rr-slot"](), identifiers="exponential")
     gap = rebalancing.identifier_gap

@@ -237,14 +237,24 @@ class Banded(InTurn):
         """Create the rows of noise of a run.
 
         Raises:
-            PrivacyError: a column of the matrix is longer than 1, so that a contribution costs more than is charged.
+            PrivacyError: see :meth:`check_matrix`.
+        """
+        self.check_matrix()
+        return CorrelatedNoise(self.matrix)
+
+    def check_matrix(self) -> None:
+        """Check that no contribution costs more than is charged.
+
+        Raises:
+            PrivacyError: the matrix has more bands than slots, or a column is longer than 1.
         """
         matrix = self.matrix
+        if matrix.shape[1] > self.slots:
+            raise PrivacyError(f"a matrix of {matrix.shape[1]} bands needs as many slots, and there are {self.slots}")
         columns = np.zeros(len(matrix))
         for row, entries in enumerate(matrix**2):
             columns[max(0, row - len(entries) + 1) : row + 1] += entries[: row + 1][::-1]
         check_noise([(math.sqrt(columns.max()), 1.0)], 1.0)
-        return CorrelatedNoise(matrix)
 
     def rearrange(self, state: object | None, origins: IntArray, factors: FloatArray, shared: int = 0) -> None:
         """Later rows cancel the noise that a model has left; see :meth:`Plan.rearrange`."""

@@ -105,18 +105,26 @@ class Secure(InTurn):  # large: what rounds and evaluations need
                 )
         charged = self.event().noise_multiplier
         for clients in sizes:
-            self._check_grid(charged, "noise", clients, self.layers)
-        for number in {1, self.rounds}:
-            check_noise([(math.hypot(*self.of_round(number).factors), STEPS * charged)], charged)
+            self.check_layers(charged, "noise", clients, self.layers)
         if self.evaluations:
             noise = self.evaluation_event().noise_multiplier
-            self._check_grid(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
+            self.check_layers(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
         if self.histograms:
             layers = self.scores(HISTOGRAM).layers
-            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
+            self.check_layers(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
 
-    def _check_grid(self, noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
-        """Check that the noise of so many clients suffices, and that its integers hold it."""
+    def check_noise(self) -> None:
+        """See :meth:`Plan.check_noise`; the vector of a client is no longer than the grid allows."""
+        super().check_noise()
+        for number in {1, self.rounds}:
+            check_noise([(math.hypot(*self.of_round(number).factors) / STEPS, 1.0)], 1.0)
+
+    def check_layers(self, noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
+        """Check that the noise of so many clients suffices, and that its integers hold it.
+
+        Raises:
+            PrivacyError: it does not, or they do not.
+        """
         if not MIN_STEPS <= layers.deviations[0]:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_STEPS:g} steps of the grid a client"
