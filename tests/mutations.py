@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
 _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/method.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
+_UNUSABLE = "tests/engine/test_unusable_updates.py"
 _LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _SECURE = f"{_PRIVACY}/mechanisms/secure.py"
@@ -48,6 +49,7 @@ _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_regis
 _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
+_SUFFICES = "tests/privacy/test_noise_suffices.py"
 _LAYERS, _LAYERS_TEST = "coterie/privacy/secure_aggregation/noise_layers.py", "tests/secure/test_noise_layers.py"
 _MASKING, _MASKING_TEST = "coterie/privacy/secure_aggregation/masking.py", "tests/secure/test_masking.py"
 _MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
@@ -67,20 +69,6 @@ class Mutation:
 
 
 MUTATIONS = [
-    Mutation(
-        "quartiles: the noise forgets the number of columns",
-        f"{_PRIVACY}/quantiles.py",
-        "math.sqrt(len(histograms)) * gaussian",
-        "gaussian",
-        "tests/privacy/test_quantiles.py::test_the_noise_is_the_multiplier_times_the_sensitivity",
-    ),
-    Mutation(
-        "quartiles: each record of a unit weighs 1",
-        f"{_PRIVACY}/quantiles.py",
-        "weights = 1 / sizes[of]",
-        "weights = 1 + 0 * sizes[of]",
-        "tests/privacy/test_quantiles.py::test_adding_a_unit_with_all_its_records_moves_them_by_no_more",
-    ),
     Mutation(
         "masking: shares leave without signatures of the survivors",
         _MASKING,
@@ -201,10 +189,59 @@ MUTATIONS = [
         f"{_MASKED_HOSTILE}::test_cohorts_and_plans_that_are_too_weak_are_refused",
     ),
     Mutation(
+        "exchange: the data of a client whose reply cannot be used decide that it is missing",
+        _EXCHANGE,
+        "            self._contributions.add_null()",
+        "            pass",
+        f"{_UNUSABLE}::test_an_update_that_is_not_finite_is_zero_and_nobody_is_missing",
+    ),
+    Mutation(
+        "evaluation: the data of a client whose reply cannot be used decide that it is missing",
+        "coterie/rounds/evaluation.py",
+        "        accuracies += [math.nan] * len(self.batch.unusable)",
+        "        accuracies += []",
+        f"{_UNUSABLE}::test_an_evaluation_that_fails_counts_as_one_half_and_nobody_is_missing",
+    ),
+    Mutation(
+        "methods: a run with too few clients to cluster starts",
+        "coterie/strategies/method.py",
+        "    if plan.clients < method.fewest_clients:",
+        "    if False:",
+        "tests/strategies/test_degenerate.py::test_a_run_that_cannot_work_is_refused_before_it_starts",
+    ),
+    Mutation(
+        "policy: a jump of the clock ends a month",
+        f"{_PRIVACY}/charge_times.py",
+        "max(0.0, min(by_clock, by_uptime))",
+        "max(0.0, by_clock)",
+        "tests/client/test_policy.py::test_a_jump_of_the_clock_ends_no_month",
+    ),
+    Mutation(
+        "policy: a clock that is set back takes time away",
+        f"{_PRIVACY}/charge_times.py",
+        "max(0.0, min(by_clock, by_uptime))",
+        "min(by_clock, by_uptime)",
+        "tests/privacy/test_charge_times.py::test_it_never_runs_ahead_or_back",
+    ),
+    Mutation(
+        "policy: a restart counts the uptime before it again",
+        f"{_PRIVACY}/charge_times.py",
+        "now - before if now >= before else now",
+        "now",
+        "tests/privacy/test_charge_times.py::test_it_never_runs_ahead_or_back",
+    ),
+    Mutation(
+        "ledger: the charge of an anchor does not continue the elapsed time",
+        f"{_PRIVACY}/ledger.py",
+        "        self._anchored = json.loads(file.readline())",
+        "        file.readline()",
+        "tests/privacy/test_charge_times.py::test_a_ledger_continues_it",
+    ),
+    Mutation(
         "masked client: an error of training leaves",
         _MASKED,
-        "        if not self.client.deployed:",
-        "        if True:",
+        '        log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)',
+        "        raise error",
         f"{_MASKED_TEST}::test_what_fails_in_training_is_a_vector_of_zeros_and_no_error",
     ),
     Mutation(
@@ -330,9 +367,51 @@ MUTATIONS = [
     Mutation(
         "secure: noise is sized for all who stay, the corrupt ones included",
         _SECURE,
-        "self._least(clients), self.corrupt)",
-        "self._least(clients), 0)",
+        "return NoiseLayers.of(self.noise_multiplier * STEPS, clients, self._least(clients), self.corrupt)",
+        "return NoiseLayers.of(self.noise_multiplier * STEPS, clients, self._least(clients), 0)",
         "tests/privacy/test_secure_plan.py::test_the_least_honest_survivors_have_the_noise_of_the_guarantee",
+    ),
+    Mutation(
+        "secure: noise is sized for the largest slot",
+        _SECURE,
+        "        clients = self.clients // self.slots",
+        "        clients = -(-self.clients // self.slots)",
+        f"{_SUFFICES}::test_noise_of_clients_that_is_sized_for_the_largest_slot_is_refused",
+    ),
+    Mutation(
+        "secure: the plan does not check the noise of its clients",
+        _SECURE,
+        "        if not layers.suffice(",
+        "        if False and not layers.suffice(",
+        f"{_SUFFICES}::test_noise_of_clients_that_is_sized_for_the_largest_slot_is_refused",
+    ),
+    Mutation(
+        "secure: the plan does not check the norm of a vector",
+        _SECURE,
+        "            check_noise([(math.hypot(*self.of_round(number).factors) / STEPS, 1.0)], 1.0)",
+        "            pass",
+        f"{_SUFFICES}::test_a_vector_that_is_longer_than_the_grid_allows_is_refused",
+    ),
+    Mutation(
+        "plan: the noise of a round is not compared with its charge",
+        f"{_PRIVACY}/plan.py",
+        "            check_noise(self.of_round(number).parts, self.event().noise_multiplier)",
+        "            pass",
+        f"{_SUFFICES}::test_a_part_with_less_noise_than_its_share_allows_is_refused",
+    ),
+    Mutation(
+        "banded: a column of the matrix may be longer than 1",
+        f"{_PRIVACY}/mechanisms/banded.py",
+        "        check_noise([(math.sqrt(columns.max()), 1.0)], 1.0)",
+        "",
+        f"{_SUFFICES}::test_a_column_of_a_matrix_that_is_longer_than_one_is_refused",
+    ),
+    Mutation(
+        "masked client: the noise of a round is not checked",
+        _MASKED,
+        "        if not round.layers.suffice(",
+        "        if False and not round.layers.suffice(",
+        "tests/client/test_hostile_masking.py::test_layers_with_too_little_noise_are_refused",
     ),
     Mutation(
         "layers: later layers are sized for all survivors, the corrupt ones included",
@@ -433,11 +512,11 @@ MUTATIONS = [
         "tests/privacy/test_secure_plan.py::test_impossible_plans_are_refused",
     ),
     Mutation(
-        "masked client: any layers of noise are accepted",
-        _MASKED,
-        "min(honest) * _SLACK >= total",
+        "layers: any are enough",
+        _LAYERS,
+        "min(honest) * (1 + SLACK) >= total",
         "True",
-        f"{_MASKED_HOSTILE}::test_layers_with_too_little_noise_are_refused",
+        f"{_SUFFICES}::test_layers_suffice_if_every_number_of_survivors_has_the_noise",
     ),
     Mutation(
         "secure: noise of evaluations is sized for all who stay, the corrupt ones included",

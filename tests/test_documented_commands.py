@@ -43,7 +43,6 @@ ELSEWHERE = {
     ("bench",): "bench/test_bench.py",
     ("audit",): "audit/test_audit_runs.py",
     ("datasets", "--download"): "datasets/test_images.py",
-    ("data", "scales"): "cli/test_data_scales.py",
     ("privacy", "spent"): "cli/test_cli_privacy.py",
     ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",

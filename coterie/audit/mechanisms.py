@@ -93,6 +93,9 @@ class _Understated(RRSlot):
 
     identifier_sensitivity = 1.0
 
+    def check_noise(self) -> None:
+        """Allow it."""
+
 
 _SIZE = 4
 _AXIS = np.eye(_SIZE)[0]

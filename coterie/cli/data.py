@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, group, print_json
-from coterie.cli.data_scales import scales
 
 if TYPE_CHECKING:
     from coterie.datasets import Finding, LeftOut, Table, TableSchema
     from coterie.datasets.schema import UnitColumn
 
 app = group("Check private records, and draft schemas of tables.")
-app.command()(scales)
 _PRIVATE = "this report is for the owner of the records alone"
 
 
@@ -174,6 +172,19 @@ def schema(
     from coterie.datasets.tables import draft
 
     print(draft(file, label), end="")
+
+
+@app.command(
+    hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def scales() -> None:
+    """Refuse a command of earlier versions."""
+    from coterie.datasets import DataError
+
+    raise DataError(
+        "coterie data scales was removed, since it read private records: take mean, scale and range of every column "
+        "from publications, and write them into the schema (docs/tables.md, What is public)"
+    )
 
 
 def _parts(path: Path) -> list[Path]:

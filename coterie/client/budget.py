@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -42,6 +41,7 @@ from coterie.privacy import (
 )
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
+from coterie.privacy.charge_times import elapsed_of
 from coterie.privacy.ledger import RECONCILED, held_out_epsilon, read_ledger
 from coterie.privacy.sums import REQUEST, RUN, Sums
 from coterie.wire.messages import HEAD
@@ -49,6 +49,8 @@ from coterie.wire.messages import HEAD
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
 
+# Of a policy's limit, in seconds of elapsed time.
+_MONTH = DAYS_OF_MONTH * 86400
 # Bytes at the end of a ledger in which a head is looked for first.
 _TAIL = 1 << 16
 _SET_FILE = "set budget-file in the node configuration (coterie client --budget-file)"
@@ -164,12 +166,11 @@ def spend(
     try:
         ledger = _open(client, folder, plan)
         try:
-            assert ledger.path is not None
             if held_out:
-                _check_held_out_policy(client, ledger.path, held_out)
+                _check_held_out_policy(client, ledger, held_out)
                 return ledger.spend_held_out(round, held_out, **details)
             _check_same_unit(ledger, events)
-            _check_policy(client, folder, ledger.path, events)
+            _check_policy(client, folder, ledger, events)
             if planned is None and plan is not None:
                 planned = plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
@@ -279,7 +280,7 @@ def _open(client: Client, folder: Path, plan: Guarantee | None) -> ClientLedger:
     return ClientLedger(delta, epsilon, path, anchors=anchors_path(client, folder))
 
 
-def _check_policy(client: Client, folder: Path, ledger: Path, events: Counter[Event]) -> None:
+def _check_policy(client: Client, folder: Path, ledger: ClientLedger, events: Counter[Event]) -> None:
     """Check that further events are within the limits of the client's policy, whatever the budget allows.
 
     These are epsilon of the run and of the month, and of the signed request for the run where the policy names
@@ -290,29 +291,27 @@ def _check_policy(client: Client, folder: Path, ledger: Path, events: Counter[Ev
     """
     if not (limits := _limits(client)):
         return
-    sums = Sums(folder / f"client-{client.client_id}.sums.json", ledger)
+    assert ledger.path is not None
+    sums = Sums(folder / f"client-{client.client_id}.sums.json", ledger.path)
     for name, limit, delta in limits:
-        if name == "month":
-            since = time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600)
-            made = sums.since(time.strftime("%Y-%m-%d", since))
-        else:
-            made = sums.of(name, _of(client, name))
+        made = sums.since(ledger.elapsed - _MONTH) if name == "month" else sums.of(name, _of(client, name))
         if not epsilon(made + events, delta) <= limit:
             raise _beyond_policy(client, name, limit)
 
 
-def _check_held_out_policy(client: Client, ledger: Path, further: float) -> None:
+def _check_held_out_policy(client: Client, ledger: ClientLedger, further: float) -> None:
     """Check the same of what is released of held-out records, which adds up apart from training.
 
     Raises:
         ClientError: it is not within the limits.
     """
-    since = time.strftime("%Y-%m-%d", time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600))
+    assert ledger.path is not None
+    since = ledger.elapsed - _MONTH
     for name, limit, _ in _limits(client):
         made = (
             charge
-            for charge in read_ledger(ledger)[1]
-            if (str(charge.get("time", "")) >= since if name == "month" else charge.get(name) == _of(client, name))
+            for charge in read_ledger(ledger.path)[1]
+            if (elapsed_of(charge) >= since if name == "month" else charge.get(name) == _of(client, name))
         )
         if not held_out_epsilon(made) + further <= limit:
             raise _beyond_policy(client, name, limit)

@@ -6,6 +6,7 @@ A handler takes the cohort of a message, and returns one reply or error per clie
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -280,7 +281,7 @@ def reports(cohort: Cohort) -> list[MetricRecord]:
             {
                 "client-id": client.client_id,
                 "accuracy": accuracy,
-                **({} if loss is None else {"loss": loss}),
+                **({} if loss is None or math.isinf(loss) else {"loss": loss}),  # messages hold finite numbers only
                 "cluster": int(label),
                 "group": shard.group,
                 "num-examples": size,

@@ -54,6 +54,10 @@ class Contributions(ABC):
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add one client's contribution: slot in the cohort, chosen label, redrawn label, update."""
 
+    def add_null(self) -> None:
+        """Add a client whose reply cannot be used: its update is zero, and it is not missing."""
+        return
+
     @property
     def partial(self) -> Callable[[], Summed] | None:
         """Creates an empty container in which another process sums contributions; None: each must be added here."""

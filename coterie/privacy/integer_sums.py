@@ -80,8 +80,8 @@ class IntegerSums(Summed):
             self.add(0, label, redrawn_label, update)
 
     def add_null(self) -> None:
-        """Add a client whose vector is zero: it sends noise alone."""
-        self.survivors += 1
+        """Add a client without an update: the vector that it sends itself in a masked round."""
+        self.add(0, 0, 0, np.zeros(self.size))
 
     def add_vectors(self, total: Integers, survivors: int, unremoved: int = 0) -> None:
         """Add the sum of vectors that have their noise already, in one draw; see :meth:`vector`."""

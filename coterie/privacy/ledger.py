@@ -18,7 +18,6 @@ import json
 import math
 import os
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +31,7 @@ from coterie.files import FileError, open_regular, private_folder, read_text, sy
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import Budget, composed, composed_further
 from coterie.privacy.anchors import Anchor, Anchors
+from coterie.privacy.charge_times import clock_time, elapsed_of, times_after
 from coterie.privacy.filter import Filter
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
@@ -275,7 +275,7 @@ class Ledger:
         self._write_held_out(number, epsilon, details)
 
     def _write_held_out(self, number: int, epsilon: float, details: Mapping[str, object]) -> None:
-        charge = {"charge": self._count + 1, "round": number, HELD_OUT: epsilon, **details, "time": _now()}
+        charge = {"charge": self._count + 1, "round": number, HELD_OUT: epsilon, **details, **self._times()}
         self._append_charges([charge])
         self._held_out += epsilon
 
@@ -337,6 +337,7 @@ class Ledger:
         first: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Append a charge for every event, and sync; ``first`` are entries of the first of them alone."""
+        times = self._times()
         charges = [
             {
                 "charge": self._count + index,
@@ -348,12 +349,16 @@ class Ledger:
                 **({"count": count} if count > 1 else {}),
                 **details,
                 **(first if index == 1 else {}),
-                "time": _now(),
+                **times,
             }
             for index, (event, count) in enumerate(events.items(), 1)
         ]
         self._append_charges(charges)
         self._events = self._events + Counter(events)
+
+    def _times(self) -> dict[str, Any]:
+        """Return the entries of a further charge that state when it is made."""
+        return {"time": clock_time()}
 
     def _append_charges(self, charges: list[dict[str, Any]]) -> None:
         if self._file is not None and self._path is not None:
@@ -514,6 +519,7 @@ class ClientLedger(_FilteredLedger):
     ) -> None:
         self._anchors = None if anchors is None else Anchors(Path(anchors))
         self._anchor: Anchor | None = None
+        self._anchored: dict[str, Any] = {}  # the charge of the anchor
         super().__init__(delta, epsilon, path, accountant, about)
 
     def _load(self, file: IO[bytes], path: Path) -> None:
@@ -523,6 +529,8 @@ class ClientLedger(_FilteredLedger):
             return
         way_out = f"coterie budget reconcile {path} --anchors {self._anchors.path}"
         self.charges, self._chain = _take_over_after(file, path, self.header, self._anchor, way_out)
+        file.seek(self._anchor.start)
+        self._anchored = json.loads(file.readline())
         self._count = self._anchor.charges + len(self.charges)
         self._events = Counter(self._anchor.events) + count_events(self.charges)
         self._held_out = self._anchor.held_out + held_out_epsilon(self.charges)
@@ -531,6 +539,14 @@ class ClientLedger(_FilteredLedger):
     def pinned_entry(self) -> Any:
         """The entry of the filter in the first charge, which the last anchor states, too; None without one."""
         return super().pinned_entry if self._anchor is None else self._anchor.pinned
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that have passed for certain since the first charge (:mod:`coterie.privacy.charge_times`)."""
+        return elapsed_of(self._times())
+
+    def _times(self) -> dict[str, Any]:
+        return times_after(self.charges[-1] if self.charges else self._anchored)
 
     def spend(
         self, number: int, events: Mapping[Event, int], *, planned: Mapping[Event, int] | None = None, **details: object
@@ -665,10 +681,6 @@ def count_events(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
 def held_out_epsilon(charges: Iterable[Mapping[str, Any]]) -> float:
     """Return the epsilon of held-out records of all charges, at delta 0."""
     return math.fsum(charge.get(HELD_OUT, 0.0) for charge in charges)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def earlier_events(header: Mapping[str, Any]) -> Counter[Event]:

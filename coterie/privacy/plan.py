@@ -28,7 +28,7 @@ from coterie.privacy.accounting import calibrate
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
 from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
-from coterie.privacy.noise import NoiseSplit
+from coterie.privacy.noise import NoiseSplit, check_noise
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
 from coterie.privacy.score_histograms import CELLS, MAX_CLASSES, ScoreHistogram, number_of_histograms, sum_of_clients
@@ -179,6 +179,17 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             raise PrivacyError(
                 f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
+        if self.private and not self.flaws and not self.clients_keep_ledgers:
+            self.check_noise()
+
+    def check_noise(self) -> None:
+        """Check that every round has the noise that its event charges.
+
+        Raises:
+            PrivacyError: it has less.
+        """
+        for number in {1, self.rounds}:
+            check_noise(self.of_round(number).parts, self.event().noise_multiplier)
 
     def terms(self) -> dict[str, Any]:
         """See :meth:`Guarantee.terms`; what is not used, and was unknown to older ledgers, is left out.
@@ -299,6 +310,11 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     def noise_multiplier_counts(self) -> float | None:
         """Noise standard deviation of the histogram or the one-hot identifiers; None if neither is released."""
         return self.split.counts if self.private else 0.0
+
+    @property
+    def parts(self) -> list[tuple[float, float | None]]:
+        """Sensitivity and noise standard deviation of what a round releases: sums in units of C, counts, norms."""
+        return [(1.0, self.noise_multiplier_updates), (1.0, self.noise_multiplier_counts), (0.5, self.split.norms)]
 
     @property
     def model_noise(self) -> float:
@@ -573,7 +589,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
         Args:
             permit: unused permit for :meth:`evaluation_event`.
-            accuracies: accuracies of the clients that replied; each is clipped to [0, 1].
+            accuracies: accuracies of the clients that replied; each is clipped to [0, 1], and NaN counts as one half.
             streams: the server's randomness.
             attempt: number of this attempt in the run.
 

@@ -31,7 +31,7 @@ from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOCAL_EPOCHS, Bounds, OneO
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import affordable, min_noise
 from coterie.privacy.ledger import count_events
-from coterie.privacy.noise import NoiseSplit
+from coterie.privacy.noise import NoiseSplit, check_noise
 from coterie.privacy.selection import selection_event
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
@@ -126,6 +126,8 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
             )
         if self.clip_share and self.clip_share not in _CLIP_SHARE:
             raise PrivacyError(f"clip-share must be 0, or {_CLIP_SHARE.in_words}, not {self.clip_share}")
+        for first in (False, True):
+            check_noise([(1.0, self.noise_of_gradients(first)), (0.5, self.noise_of_norms(first))], self.noise(first))
 
     def terms(self) -> dict[str, Any]:
         """See :meth:`Guarantee.terms`; without a histogram as in older ledgers."""

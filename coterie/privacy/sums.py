@@ -8,6 +8,7 @@ not contain the mark, they are computed from all charges.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 from coterie.files import FileError, read_object, write_atomic
 from coterie.privacy.accountants import Event
+from coterie.privacy.charge_times import elapsed_of
 from coterie.privacy.filter import events_entry, parse_events
 from coterie.privacy.ledger import HELD_OUT, LedgerError, Mark, charges_since, count_of, event_of
 
-#: What sums are by: an entry of charges, or the day (UTC) of ``time``.
+#: What sums are by: an entry of charges, or the day of their elapsed time, from 0.
 RUN, REQUEST, DAY = "run", "request", "day"
 _KEYS = (RUN, REQUEST, DAY)
 
@@ -44,7 +46,7 @@ class Sums:
                 continue
             event, count = event_of(charge), count_of(charge)
             for key in _KEYS:
-                value = str(charge.get("time", ""))[:10] if key == DAY else charge.get(key)
+                value = str(day_of(elapsed_of(charge))) if key == DAY else charge.get(key)
                 if isinstance(value, str) and value:
                     self._sums[key][value][event] += count
         if charges:
@@ -58,13 +60,19 @@ class Sums:
         """Return the events of the charges with this run or request."""
         return Counter(self._sums[key].get(value, {}))
 
-    def since(self, day: str) -> Counter[Event]:
-        """Return the events of the charges from a day on, such as "2026-01-31"."""
-        return sum((events for made, events in self._sums[DAY].items() if made >= day), Counter[Event]())
+    def since(self, elapsed: float) -> Counter[Event]:
+        """Return the events of the charges of an elapsed time in seconds and later ones, with those of its day."""
+        first = day_of(elapsed)
+        return sum((events for day, events in self._sums[DAY].items() if int(day) >= first), Counter[Event]())
 
     def _content(self) -> bytes:
         sums = {key: {value: events_entry(events) for value, events in self._sums[key].items()} for key in _KEYS}
         return json.dumps({"mark": self._mark, **sums}).encode()
+
+
+def day_of(elapsed: float) -> int:
+    """Return the day of an elapsed time in seconds."""
+    return math.floor(elapsed / 86400)
 
 
 def _empty() -> Mapping[str, dict[str, Counter[Event]]]:
@@ -82,4 +90,5 @@ def _load(path: Path) -> tuple[Mark | None, Mapping[str, dict[str, Counter[Event
     except (FileError, KeyError, TypeError, ValueError, AttributeError):
         return None, _empty()
     good = [type(value) for value in mark] == [int, int, int, str] and 0 <= mark.start < mark.end
+    good = good and all(map(str.isdecimal, sums[DAY]))  # version 0.2 had dates
     return (mark, sums) if good else (None, _empty())

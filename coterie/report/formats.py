@@ -112,6 +112,8 @@ def mixture(notes: Mapping[str, Any] | None) -> str:
     """Describe the mixture fitted to the first updates (RC-DPFL); empty if there is none."""
     if not notes or "mss" not in notes:
         return ""
+    if notes["mss"] is None:
+        return f"one group in the first updates, used up to round {notes['switch_round']}"
     separated = "well separated" if notes["mss"] > _SEPARATED else "not well separated"
     return (
         f"{notes['clusters']} groups in the first updates, {separated}: minimum separation score {notes['mss']:.3g} "

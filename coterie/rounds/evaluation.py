@@ -79,7 +79,7 @@ class EvaluationExchange:
             try:
                 valid[client] = self._read(client, content, num_clusters, private, optional)
             except ReplyError as error:
-                self.batch.drop(client, str(error))
+                self.batch.reject(client, str(error))
         statistics.evaluated += len(valid)
         if self.batch.messages and len(valid) < len(self.batch.messages):
             reason = next(iter(statistics.dropped - dropped), "no client replied")
@@ -129,8 +129,10 @@ class EvaluationExchange:
             histogram = run.plan.release_histogram(self._permit, counts, run.streams, attempt)
             spent = {"epsilon": self._permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")}
             return MetricRecord({"accuracy": histogram.accuracy, **described(histogram), **spent})
+        counts |= dict.fromkeys(self.batch.unusable)
         values = [diagnostics(content).get("accuracy") for content in contents.values()]
-        accuracies = [float(value) for value in values if isinstance(value, int | float)]
+        accuracies = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+        accuracies += [math.nan] * len(self.batch.unusable)
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
         permit = run.ledger.charge_round(number, run.plan.evaluation_event(), **details)
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)

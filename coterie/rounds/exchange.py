@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from logging import WARNING
 from typing import Any, Generic, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from coterie.logs import printable
@@ -35,6 +37,13 @@ from coterie.wire.messages import (
 
 #: Reason of every dropped reply of a certified client-level run, whose participants are secret.
 WITHHELD = "withheld under client-level privacy: see the clients' logs"
+#: Flower's transport errors: the node or its process is gone, or the time is over.
+TRANSPORT_ERRORS = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 _KINDS = {code: kind for kind, code in REFUSALS.items()}
 
 
@@ -109,11 +118,12 @@ class MessageBatch:
                 continue
             answered.add(client)
             if reply.has_error():
-                self.drop(client, self._refusal(client, reply.error))
+                refuse = self.drop if reply.error.code in TRANSPORT_ERRORS else self.reject
+                refuse(client, self._refusal(client, reply.error))
             elif isinstance(content, RecordDict):
                 yield client, content
             else:
-                self.drop(client, f"its content is a {type(content).__name__}, expected a RecordDict")
+                self.reject(client, f"its content is a {type(content).__name__}, expected a RecordDict")
 
     def _refusal(self, client: int, error: Error) -> str:
         """Return why a client sent an error, and note a client that refuses to be trained."""
@@ -138,6 +148,16 @@ class MessageBatch:
         if message_id not in self._clients:  # Flower assigns ids when it sends messages
             self._clients = {message.metadata.message_id: client for client, message in self.messages.items()}
         return self._clients.get(message_id)
+
+    @cached_property
+    def unusable(self) -> set[int]:
+        """Clients that replied with an error or an invalid reply: they are not missing, since data may decide this."""
+        return set()
+
+    def reject(self, client: int, reason: str) -> None:
+        """Drop a reply that cannot be used; its client is not missing."""
+        self.unusable.add(client)
+        self.drop(client, reason)
 
     def drop(self, client: int | None, reason: str) -> None:
         """Count a reply as dropped. Certified client-level runs keep a total only."""
@@ -242,7 +262,9 @@ class Exchange(Generic[C, R]):
                 self._run.statistics.refusing.pop(client, None)
                 self._note_head(client, content)
             except ReplyError as error:
-                self.batch.drop(client, str(error))
+                self.batch.reject(client, str(error))
+        for _ in self.batch.unusable:
+            self._contributions.add_null()
 
     def _note_head(self, client: int, content: RecordDict) -> None:
         """Note the head of a client's charge; at client level it would show who takes part."""

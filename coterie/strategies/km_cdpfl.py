@@ -47,7 +47,8 @@ class KMCDPFL(ClusteredStrategy):
         if not len(released.updates):
             return models
         rng = self.streams.stream("k-means", number, self.attempt)
-        clusters = k_means_labels(project(released.updates), min(len(models), len(released.updates)), rng)  # line 4
+        scores = project(released.updates) if len(released.updates) > 1 else np.zeros((1, 1))
+        clusters = k_means_labels(scores, min(len(models), len(scores)), rng)  # line 4
         updated = models.copy()
         for cluster in np.unique(clusters):  # line 5
             members = np.flatnonzero(clusters == cluster)

@@ -142,6 +142,11 @@ class LCFL(ClusteredStrategy):
                 f"to at most {1 - warm_up / rounds:g}"
             )
 
+    @property
+    def fewest_clients(self) -> int:
+        """A pair, and one for each cluster."""
+        return max(2, self.clusters)
+
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 to 15 in the first round, line 17 in all others."""
         if number == 1:
@@ -188,7 +193,7 @@ class LCFL(ClusteredStrategy):
             untrained, losses = losses[rows, 0], losses[rows, 1:]
         else:
             rows = np.arange(len(warm.updates))
-        if len(rows) < max(2, self.clusters):
+        if len(rows) < self.fewest_clients:
             raise StrategyError(
                 f"only {len(rows)} of {self.plan.clients} clients could be compared, too few for clustering; check why "
                 "the other clients failed, or reduce clusters"

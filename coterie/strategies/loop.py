@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -20,7 +19,7 @@ from flwr.serverapp.strategy import Result
 from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
 from coterie.rounds.client_registry import ClientRegistry
 from coterie.rounds.evaluation import EvaluationExchange
-from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
+from coterie.rounds.exchange import TRANSPORT_ERRORS, Exchange, PartialSums, SupportsSums
 from coterie.rounds.masked_evaluation import MaskedEvaluation
 from coterie.rounds.masked_exchange import MaskedExchange, MaskedSum
 from coterie.rounds.phases import Phase, SumsPhase
@@ -34,13 +33,6 @@ from coterie.wire.messages import DIVERGED, pack_models, unpack_models
 if TYPE_CHECKING:
     from coterie.strategies.strategy import ClusteredStrategy
 
-#: Flower's transport errors: the node or its process is gone, or the time is over.
-TRANSPORT_ERRORS = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
 # Artifact of a run: the heads of its clients.
 _HEADS = "heads"
 # Attempts to receive a reply from silent clients, where too few replies come.

@@ -196,6 +196,11 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
             return None
 
     @property
+    def fewest_clients(self) -> int:
+        """Number of clients below which the method cannot cluster them."""
+        return 1
+
+    @property
     def finished(self) -> bool:
         """Whether the method has converged: the run ends before its last planned round."""
         return False
@@ -351,6 +356,11 @@ def _check_clusters(method: Method) -> None:
         )
     if not method.clustered and plan.num_clusters != 1:
         raise StrategyError(f"clusters = {plan.num_clusters}: {method.name} trains one model; set it to 1")
+    if plan.clients < method.fewest_clients:
+        raise StrategyError(
+            f"clients = {plan.clients}: {method.name} clusters at least {method.fewest_clients} clients; use more "
+            "clients, fewer clusters, or another strategy"
+        )
     if plan.rebalance_min and "client" not in method.units:
         raise StrategyError(f"{method.name} does not support rebalancing; set rebalance-min to 0")
     if not method.clustered and plan.rebalance_min:

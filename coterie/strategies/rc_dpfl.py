@@ -95,13 +95,18 @@ class RCDPFL(ClusteredStrategy):
         return self.step(models, released)  # line 15
 
     @property
+    def fewest_clients(self) -> int:
+        """Two for each component of the mixture, and no fewer than the search for their number takes."""
+        return max(4, 2 * self.clusters)
+
+    @property
     def switch(self) -> int:
         """E_c, the last round that uses the mixture; available after round 1."""
         return int(self.state[_SWITCH][0])
 
     def _fit_mixture(self, released: ReleasedUpdates) -> None:
         """Lines 7 to 9."""
-        if len(released.updates) < max(4, 2 * self.clusters):
+        if len(released.updates) < self.fewest_clients:
             raise StrategyError(
                 f"only {len(released.updates)} clients replied in round 1, too few for clustering; check why the other "
                 "clients failed, or reduce clusters"

@@ -25,12 +25,14 @@ def test_the_measured_noise_is_the_claimed_one():
 def test_a_matrix_one_band_too_wide_is_found(monkeypatch):
     wide = property(lambda plan: banded_matrix(plan.rounds, min(plan.slots + 1, plan.rounds)))
     monkeypatch.setattr(Banded, "matrix", wide)
+    monkeypatch.setattr(Banded, "check_matrix", lambda plan: None)
     assert len(violated()) == len(measured_plans())
 
 
 def test_columns_a_little_too_long_are_found(monkeypatch):
     long = property(lambda plan: banded_matrix(plan.rounds, plan.slots) * (1 + 1e-6))
     monkeypatch.setattr(Banded, "matrix", long)
+    monkeypatch.setattr(Banded, "check_matrix", lambda plan: None)
     assert len(violated()) == len(measured_plans())
 
 

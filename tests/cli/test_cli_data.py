@@ -157,3 +157,13 @@ def test_images_need_no_schema(coterie, tmp_path):
     assert (content["usable"], content["classes"]) == (2, {"0": 2})
     assert (content["left-out"]["records"], content["left-out"]["files"]) == (3, 1)
     assert_refused(coterie("data", "check", "own", "--input-shape", "1x6x5"), "give both, or neither")
+
+
+@pytest.mark.parametrize("words", [(), ("t.csv", "--schema", "s.toml", "--epsilon", "2", "--json"), ("--help",)])
+def test_scales_are_no_longer_computed_from_records(coterie, table, tmp_path, words):
+    table(*GOOD)
+    files = sorted(tmp_path.iterdir())
+    refusal = "coterie data scales was removed", "from publications", "docs/tables.md"
+    assert_refused(coterie("data", "scales", *words), *refusal)
+    assert sorted(tmp_path.iterdir()) == files
+    assert "│ scales" not in coterie("data", "--help")[1]

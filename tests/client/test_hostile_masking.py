@@ -882,12 +882,17 @@ def test_records_and_clients_are_not_added_up_in_one_budget(pki, tmp_path, train
 
 @pytest.mark.parametrize("of", [(9, 9, 2), (9, 6, 0), (9, 7, 1)], ids=["one layer", "none corrupt", "one corrupt"])
 def test_layers_with_too_little_noise_are_refused(pki, tmp_path, monkeypatch, of):
-    """A client checks the noise that it computes from the plan: here, the computation is faulty."""
+    """A client checks the noise of the plan, and of the round: here, the computation of one of them is faulty."""
     sites, plan = Sites(tmp_path, pki, 9), plan_of(9, corrupt=2)
     server = Server(sites, plan)
-    small = NoiseLayers.of(plan.noise_multiplier * GRID, *of)
+    small, masked_round = NoiseLayers.of(plan.noise_multiplier * GRID, *of), OpenRequest.masked_round
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenRequest, "masked_round", lambda *asked: replace(masked_round(*asked), layers=small))
+        assert "noise of one client is too small" in sites.refusal(0, "train.open", server.open_content())
     monkeypatch.setattr(Secure, "layers", small)
-    assert "noise of one client is too small" in sites.refusal(0, "train.open", server.open_content())
+    assert "the plan is refused: noise: the honest of 9 clients" in sites.refusal(
+        0, "train.open", server.open_content()
+    )
 
 
 @pytest.mark.parametrize("missing", ["roster", "key", "state-dir"])

@@ -56,6 +56,8 @@ DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
 GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
 GAN["feature-range"] = 1.0
 CENTROIDS = {"local": "k-means", "local-centroids": 2, "feature-range": 1.0}
+# Entries of a charge: its times, and its random head.
+_VARYING = ("time", "uptime", "elapsed", "head")
 LABEL = {"labels": 2, "encoder": "none", "release-counts": True}
 
 
@@ -206,10 +208,10 @@ class World:
 
     @property
     def charges(self):
-        """What its budget has paid, without the time of day and the random heads."""
+        """What its budget has paid, without its times and the random heads."""
         path = self.path / "data" / BUDGET_FILE
         lines = read_ledger(path)[1] if path.exists() else []
-        return [{key: value for key, value in line.items() if key not in ("time", "head")} for line in lines]
+        return [{key: value for key, value in line.items() if key not in _VARYING} for line in lines]
 
 
 @pytest.fixture(autouse=True)

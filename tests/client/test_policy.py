@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -18,9 +19,11 @@ from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.policy import RELEASES, Policy
 from coterie.flower.clientapp import answer
-from coterie.privacy import epsilon
+from coterie.privacy import ClientLedger, charge_times, epsilon
 from coterie.privacy.ledger import count_events
 from coterie.wire.messages import REFUSALS
+
+DAY = 86400
 
 
 @pytest.fixture
@@ -94,30 +97,64 @@ def test_epsilon_is_limited_below_the_budget(world, key, tmp_path):
     assert free.ask("train", {**CHEAP, "round": 2})[0] == "reply"
 
 
-def test_another_run_has_its_own_limit_and_shares_that_of_the_month(world, tmp_path, monkeypatch):
+@pytest.fixture
+def clocks(monkeypatch):
+    """The clock and the uptime of the machine; a test advances both, or one of them."""
+    clocks = SimpleNamespace(time=time.time(), uptime=3 * DAY)
+    monkeypatch.setattr(time, "time", lambda: clocks.time)
+    monkeypatch.setattr(charge_times, "uptime", lambda: clocks.uptime)
+    return clocks
+
+
+@pytest.fixture
+def allows(world, tmp_path, clocks):
+    """Whether a policy allows a further charge of the cost of the one that was made."""
     limited = world("")
     limited.ask("train", CHEAP)
     one = spent(limited)
-    other = Client(0, str(limited.path / "state"), (5.0, 1e-4), data=limited.node["data"], run="2")
-    ledger = limited.path / "data" / BUDGET_FILE
+    other = Client(0, str(limited.path / "state"), (5.0, 1e-4), data=limited.node["data"])
 
-    def allows(text, run):
-        (tmp_path / "policy.toml").write_text(text)
+    def allows(key, factor, run="2"):
+        (tmp_path / "policy.toml").write_text(f"{key} = {factor * one}")
         client = replace(other, run=run, policy=Policy.read(tmp_path / "policy.toml"))
+        ledger = ClientLedger(1e-4, 5.0, limited.path / "data" / BUDGET_FILE)
         try:
             _check_policy(client, limited.path / "state", ledger, count_events(limited.charges))
         except ClientError as error:
             return error.kind != "policy"
+        finally:
+            ledger.close()
         return True
 
-    assert [allows(f"epsilon-per-run = {1.001 * one}", run) for run in ("1", "2")] == [False, True]
-    assert [allows(f"epsilon-per-month = {1.001 * one}", run) for run in ("1", "2")] == [False, False]
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 29 * 86400)
-    assert not allows(f"epsilon-per-month = {1.001 * one}", "2")
-    monkeypatch.setattr(time, "time", lambda: now + 31 * 86400)
-    assert allows(f"epsilon-per-month = {1.001 * one}", "2")
-    assert not allows(f"epsilon-per-month = {0.5 * one}", "2")
+    return allows
+
+
+def test_another_run_has_its_own_limit_and_shares_that_of_the_month(allows, clocks):
+    assert [allows("epsilon-per-run", 1.001, run) for run in ("1", "2")] == [False, True]
+    assert [allows("epsilon-per-month", 1.001, run) for run in ("1", "2")] == [False, False]
+    clocks.time, clocks.uptime = clocks.time + 29 * DAY, clocks.uptime + 29 * DAY
+    assert not allows("epsilon-per-month", 1.001)
+    clocks.time, clocks.uptime = clocks.time + 2 * DAY, clocks.uptime + 2 * DAY
+    assert allows("epsilon-per-month", 1.001)
+    assert not allows("epsilon-per-month", 0.5)
+
+
+@pytest.mark.parametrize("jump", [31 * DAY, -31 * DAY, 10_000 * DAY, -10_000 * DAY])
+def test_a_jump_of_the_clock_ends_no_month(allows, clocks, jump):
+    now = clocks.time
+    clocks.time = now + jump
+    assert not allows("epsilon-per-month", 1.001)
+    clocks.time, clocks.uptime = now + jump + 29 * DAY, clocks.uptime + 29 * DAY
+    assert not allows("epsilon-per-month", 1.001)
+    clocks.uptime = 60.0  # after a restart
+    assert not allows("epsilon-per-month", 1.001)
+
+
+def test_a_month_ends_after_a_restart_too(allows, clocks):
+    before, clocks.time = clocks.uptime, clocks.time + 60 * DAY
+    for days, ended in ((0, False), (29, False), (31, True)):
+        clocks.uptime = before + days * DAY
+        assert allows("epsilon-per-month", 1.001) is ended
 
 
 def test_a_client_whose_policy_allows_no_scores_says_so():

@@ -9,10 +9,11 @@ from contextlib import closing
 
 import pytest
 
-from coterie.privacy import ClientLedger, Event, LedgerError
+from coterie.privacy import ClientLedger, Event, LedgerError, charge_times
 from coterie.privacy.ledger import count_events, read_ledger
 from coterie.privacy.sums import DAY, REQUEST, RUN, Sums
 
+DAY_OF_SECONDS = 86400
 STEP, OTHER = Event(0.05, 2.0), Event(1.0, 30.0)
 
 
@@ -31,9 +32,10 @@ class Site:
             for value in {charge.get(key) for charge in charges} | {"none"}:
                 expected = count_events(charge for charge in charges if charge.get(key) == value)
                 assert sums.of(key, value) == (expected if value else Counter())
-        for day in {charge["time"][:10] for charge in charges} | {"1999-01-01", "2999-01-01"}:
-            assert sums.since(day) == count_events(charge for charge in charges if charge["time"][:10] >= day)
-            assert sums.of(DAY, day) == count_events(charge for charge in charges if charge["time"][:10] == day)
+        days = {id(charge): int(charge["elapsed"] // DAY_OF_SECONDS) for charge in charges}
+        for day in {*days.values(), -1, 10**4}:
+            assert sums.since(day * DAY_OF_SECONDS) == count_events(c for c in charges if days[id(c)] >= day)
+            assert sums.of(DAY, str(day)) == count_events(c for c in charges if days[id(c)] == day)
 
 
 @pytest.fixture
@@ -46,8 +48,9 @@ def site(tmp_path):
 
 
 def test_sums_follow_the_ledger(site, monkeypatch):
-    moment = time.gmtime(time.time() + 3 * 86400)
-    monkeypatch.setattr("coterie.privacy.ledger.time.gmtime", lambda *_: moment)
+    now, up = time.time() + 3 * DAY_OF_SECONDS, charge_times.uptime() + 3 * DAY_OF_SECONDS
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(charge_times, "uptime", lambda: up)
     site.spend(5, run="0", request="cd" * 16)
     site.spend(6)
     site.check()

@@ -388,7 +388,7 @@ def test_nothing_else_draws_noise():
     """
     names = ("banded", "joint", "rebalancing")
     mechanisms = {"privacy/plan.py", *(f"privacy/mechanisms/{name}.py" for name in names)}
-    clients = {"client/dpsgd.py", "privacy/losses.py", "privacy/quantiles.py", "guard/watched_training.py"}
+    clients = {"client/dpsgd.py", "privacy/losses.py", "guard/watched_training.py"}
     callers = {
         "perturb": {"privacy/plan.py", "audit/mechanisms.py", "audit/streams.py", "testing/strategies.py"},
         "gaussian": mechanisms | clients,

@@ -689,6 +689,8 @@ def test_what_a_mixture_found_is_told():
         "used up to round 30"
     )
     assert "not well separated" in formats.mixture(notes | {"mss": 1.7})
+    alone = notes | {"clusters": 1, "mss": None}
+    assert formats.mixture(alone) == "one group in the first updates, used up to round 30"
     assert formats.mixture({}) == formats.mixture(None) == ""
 
 

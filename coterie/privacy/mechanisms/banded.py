@@ -31,6 +31,7 @@ Differences from the papers
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Unpack
@@ -42,6 +43,7 @@ from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors, row_errors
 from coterie.privacy.mechanisms.turns import InTurn
+from coterie.privacy.noise import check_noise
 from coterie.privacy.plan import PlanNumbers
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
@@ -232,8 +234,27 @@ class Banded(InTurn):
         return Summed(self, size, draws, shared)
 
     def new_state(self) -> CorrelatedNoise:
-        """Create the rows of noise of a run."""
+        """Create the rows of noise of a run.
+
+        Raises:
+            PrivacyError: see :meth:`check_matrix`.
+        """
+        self.check_matrix()
         return CorrelatedNoise(self.matrix)
+
+    def check_matrix(self) -> None:
+        """Check that no contribution costs more than is charged.
+
+        Raises:
+            PrivacyError: the matrix has more bands than slots, or a column is longer than 1.
+        """
+        matrix = self.matrix
+        if matrix.shape[1] > self.slots:
+            raise PrivacyError(f"a matrix of {matrix.shape[1]} bands needs as many slots, and there are {self.slots}")
+        columns = np.zeros(len(matrix))
+        for row, entries in enumerate(matrix**2):
+            columns[max(0, row - len(entries) + 1) : row + 1] += entries[: row + 1][::-1]
+        check_noise([(math.sqrt(columns.max()), 1.0)], 1.0)
 
     def rearrange(self, state: object | None, origins: IntArray, factors: FloatArray, shared: int = 0) -> None:
         """Later rows cancel the noise that a model has left; see :meth:`Plan.rearrange`."""

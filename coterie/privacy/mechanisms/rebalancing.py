@@ -73,7 +73,7 @@ from coterie.privacy.contributions import Contributions
 from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
-from coterie.privacy.selection import identifier_gap, noisy_labels
+from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
 from coterie.privacy.statement import Statement
 
 BoolArray = npt.NDArray[np.bool_]
@@ -257,6 +257,14 @@ class RRSlot(Plan):
             return None
         mu = math.sqrt(self.identifier_share) / self.noise_multiplier if self.noise_multiplier else math.inf
         return identifier_gap(mu, self.num_clusters)
+
+    @property
+    def parts(self) -> list[tuple[float, float | None]]:
+        """See :attr:`Plan.parts`: sums, and one-hot identifiers, or the pair that dominates noisy labels."""
+        parts = [(2.0, 2 * self.noise_multiplier_updates), (math.sqrt(2), self.noise_multiplier_counts)]
+        if self.identifier_gap is not None and self.num_clusters > 1:
+            parts.append((identifier_mu(self.identifier_gap, self.num_clusters), 1.0))
+        return parts
 
     @property
     def model_noise(self) -> float:

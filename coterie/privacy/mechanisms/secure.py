@@ -44,6 +44,7 @@ from coterie.privacy.integer_sums import DEVIATIONS, IntegerSums, check_survivor
 from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
+from coterie.privacy.noise import check_noise
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
@@ -95,8 +96,8 @@ class Secure(InTurn):  # large: what rounds and evaluations need
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
         self._check_cohorts()
-        evaluates = {self.clients} if self.evaluations or self.histograms else set()
-        for clients in {self.clients // self.slots, -(-self.clients // self.slots)} | evaluates:
+        sizes = {self.clients // self.slots, -(-self.clients // self.slots)}
+        for clients in sizes | ({self.clients} if self.evaluations or self.histograms else set()):
             least = self._least(clients)
             if least - self.corrupt < 1 or 2 * least <= clients + self.corrupt:
                 raise PrivacyError(
@@ -104,13 +105,15 @@ class Secure(InTurn):  # large: what rounds and evaluations need
                     "with the server, is too small: twice those that stay must exceed all and the corrupt ones; use "
                     "more clients, a smaller dropout or fewer corrupt ones"
                 )
-        self._check_grid(self.noise_multiplier, "noise", -(-self.clients // self.slots), self.layers)
+        charged = self.event().noise_multiplier
+        for clients in sizes:
+            self.check_layers(charged, "noise", clients, self.layers)
         if self.evaluations:
             noise = self.evaluation_event().noise_multiplier
-            self._check_grid(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
+            self.check_layers(noise, "evaluation-noise", self.clients, self.scores(ACCURACY).layers)
         if self.histograms:
             layers = self.scores(HISTOGRAM).layers
-            self._check_grid(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
+            self.check_layers(self.histogram_noise, "the noise of a histogram of scores", self.clients, layers)
 
     def _check_cohorts(self) -> None:
         """Check that the clients of every round are few enough for each of them to mask with all others."""
@@ -125,12 +128,26 @@ class Secure(InTurn):  # large: what rounds and evaluations need
                 f"{MAX_CLIENTS:,}; set evaluate to none"
             )
 
-    @staticmethod
-    def _check_grid(noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
-        """Check that the noise of so many clients is neither lost on the grid nor larger than its integers."""
+    def check_noise(self) -> None:
+        """See :meth:`Plan.check_noise`; the vector of a client is no longer than the grid allows."""
+        super().check_noise()
+        for number in {1, self.rounds}:
+            check_noise([(math.hypot(*self.of_round(number).factors) / STEPS, 1.0)], 1.0)
+
+    def check_layers(self, noise: float, name: str, clients: int, layers: NoiseLayers) -> None:
+        """Check that the noise of so many clients suffices, and that its integers hold it.
+
+        Raises:
+            PrivacyError: it does not, or they do not.
+        """
         if not MIN_STEPS <= layers.deviations[0]:
             raise PrivacyError(
                 f"{name}: {noise:g} times the sensitivity is less than {MIN_STEPS:g} steps of the grid a client"
+            )
+        if not layers.suffice(noise * STEPS, clients, self._least(clients), self.corrupt):
+            raise PrivacyError(
+                f"{name}: the honest of {clients} clients, of which {self._least(clients)} must stay, add less than "
+                f"{noise:g} times the sensitivity together"
             )
         if clients + DEVIATIONS * math.sqrt(clients) * layers.deviation() / STEPS >= _LARGEST_SUM:
             raise PrivacyError(

@@ -25,6 +25,7 @@ from threading import Lock
 import numpy as np
 from randomgen import AESCounter
 
+from coterie.privacy.noise import SLACK
 from coterie.privacy.secure_aggregation.integers import Integers, discrete_gaussian
 from coterie.privacy.secure_aggregation.keys import derive
 
@@ -104,6 +105,20 @@ class NoiseLayers:
         """Return the deviation of the noise of so many survivors together, some of them with their surplus."""
         removed = (survivors - unremoved) * self.deviation(survivors) ** 2
         return math.sqrt(removed + unremoved * self.deviation() ** 2)
+
+    def suffice(self, total: float, clients: int, least: int, corrupt: int) -> bool:
+        """Return whether honest survivors always have noise of a deviation together.
+
+        Args:
+            total: the deviation, in steps of the grid.
+            clients: of the cohort.
+            least: survivors below which nothing is released.
+            corrupt: survivors that may be corrupt.
+        """
+        # between two levels, more survivors have more noise
+        counts = {least, *(level for level in self.survivors if least <= level <= clients)}
+        honest = (math.sqrt(survivors - corrupt) * self.deviation(survivors) for survivors in counts)
+        return min(self.deviations) >= MIN_STEPS and min(honest) * (1 + SLACK) >= total
 
     def draw(self, key: bytes, size: int, first: int = 0) -> tuple[Integers, list[bytes]]:
         """Draw the layers from `first` on, by the key of that one.
