@@ -36,6 +36,7 @@ def site(pki, tmp_path, monkeypatch):
         WORLDS["another label"][0],
         policy=str(tmp_path / "policy.toml"),
         roster=str(pki / "roster.json"),
+        guarantee="record-level",
     )
 
 

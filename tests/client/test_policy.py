@@ -122,8 +122,8 @@ def test_another_run_has_its_own_limit_and_shares_that_of_the_month(world, tmp_p
 
 def test_a_client_whose_policy_allows_no_scores_says_so():
     for releases, evaluates in ((None, True), (("scores",), True), (("updates",), False)):
-        assert Client(0, "/state", policy=Policy(releases=releases)).evaluates is evaluates
-    assert not Client(0, "/state", (1.0, 1e-5), policy=Policy()).evaluates
+        assert Client(0, "/state", guarantee="trusted-server", policy=Policy(releases=releases)).evaluates is evaluates
+    assert not Client(0, "/state", (1.0, 1e-5), guarantee="record-level", policy=Policy()).evaluates
 
 
 def test_a_refusal_is_typed(world):
