@@ -72,7 +72,7 @@ class _Gauges:
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
         config = folder.config
-        self._exact, self._private = folder.exports_exact_scores, folder.plan.private
+        self._exact, self._private = config.recording.exports_exact_scores(folder.plan), folder.plan.private
         self.about = {"strategy": config.run.strategy, "dataset": config.data.dataset}
         done = folder.resumed.round if folder.resumed else 0
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}

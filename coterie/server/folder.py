@@ -117,11 +117,6 @@ class RunFolder(Recorder):
             self._earlier = records[-1].seconds_total or 0.0
 
     @property
-    def exports_exact_scores(self) -> bool:
-        """Whether exact scores leave for recorders and metrics: without privacy, or by ``record-diagnostics``."""
-        return self.config.recording.record_diagnostics or not self.plan.private
-
-    @property
     def seconds_total(self) -> float:
         """Seconds of this session and of the earlier ones of a resumed run, up to their last rounds."""
         return self._earlier + time.monotonic() - self._opened
