@@ -17,12 +17,14 @@ class Precondition:
         number: Number of the condition in the theorem. 0 for the setting that the theorem describes before them.
         enforced: What enforces the condition; empty if nothing does.
         outside: What a certificate says if nothing enforces the condition.
+        later: Whether certificates of version 0.2.0 do not say it.
     """
 
     theorem: int
     number: int
     enforced: str = ""
     outside: str = ""
+    later: bool = False
 
 
 _PARTICIPATION = "who takes part: the amplification by sampling holds against those who cannot see it"
@@ -36,7 +38,7 @@ _CODE = (
     "trusted-entities)"
 )
 
-_TRUSTED_SERVER = Precondition(1, 0, outside=_SERVER)
+_TRUSTED_SERVER = Precondition(1, 0, outside=_SERVER, later=True)
 # Those that Theorems 1 and 4 share.
 _ROUNDS = (
     Precondition(1, 1, enforced="bounds of the plan"),
@@ -76,15 +78,19 @@ RECORDS = (
         0,
         outside="clients whose node configuration does not declare guarantee = record-level with epsilon and delta: "
         "they trust the server to ask for nothing beyond the plan",
+        later=True,
     ),
     Precondition(3, 1, enforced="the ClientApp, which parses requests into types with bounds"),
     Precondition(3, 2, enforced="the node configuration, in which epsilon requires shape and classes, or a schema"),
     Precondition(3, 3, enforced="the client's ledger"),
     Precondition(
-        3, 4, outside="copies of a client's records: each copy with a budget file of its own spends a budget of its own"
+        3,
+        4,
+        outside="copies of a client's records: each copy with a budget file of its own spends a budget of its own",
+        later=True,
     ),
     Precondition(3, 5, enforced="the ClientApp, whose errors follow from the request and the configuration"),
-    Precondition(3, 6, outside=_CODE),
+    Precondition(3, 6, outside=_CODE, later=True),
     Precondition(3, 7, enforced="the ClientApp, which refuses networks that mix records"),
 )
 

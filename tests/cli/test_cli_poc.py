@@ -102,7 +102,11 @@ def test_own_data_are_counted_and_need_settings(tmp_path, no_processes, invoke):
     [
         ({}, False, "trusted-server"),
         ({}, True, "record-level"),
-        ({"strategy": "fedavg", "privacy-unit": "none"}, False, "trusted-server"),
+        (
+            {"strategy": "fedavg", "clusters": 1, "privacy-unit": "none", "samples-per-client": 0},
+            False,
+            "trusted-server",
+        ),
         (MASKED, False, "masked-sums"),
         (MASKED, True, "masked-sums"),
     ],

@@ -23,7 +23,7 @@ from coterie.privacy import (
     plan_of,
     read_ledger,
 )
-from coterie.privacy.certificate import _Profile
+from coterie.privacy.certificate import COMPOSED, ODDS, _Profile
 from coterie.privacy.check import check
 
 NUMBERS = {"clients": 100, "num_clusters": 2, "sampling_rate": 0.2, "rounds": 20, "clip_norm": 0.5}
@@ -321,3 +321,19 @@ def test_the_odds_are_those_of_the_best_test_between_two_gaussians(noise):
     profile = _Profile(1, make(), Counter({Event(1.0, noise): rounds}), False)
     assert profile.attacker_right() == pytest.approx(NormalDist().cdf(rounds**0.5 / 2 / noise), abs=1e-3)
     assert profile.attacker_right() >= NormalDist().cdf(rounds**0.5 / 2 / noise)
+
+
+@pytest.mark.parametrize("mechanism", ["joint", "banded", "rr-slot", "dp-sgd"])
+def test_a_certificate_of_an_earlier_version_may_say_less_of_what_is_outside(mechanism):
+    """Version 0.2.0 states no releases (COMPOSED), and neither the server nor what clients declare."""
+    plan = plan_with(mechanism, {"rebalance_min": 4} if mechanism == "rr-slot" else {})
+    header = {"plan": plan.terms(), "delta": plan.delta, "epsilon": plan.epsilon, "accountant": plan.accountant}
+    stated = certificate(header, [])
+    assert check(header, [], stated) == []
+    earlier = {name: value for name, value in stated.items() if name not in (COMPOSED, ODDS)}
+    said = {*ALWAYS, WHO, ATTENDANCE, RECORDS[0], RECORDS[1]}
+    earlier["outside"] = [text for text in stated["outside"] if text in said]
+    assert len(earlier["outside"]) < len(stated["outside"])
+    assert check(header, [], earlier) == []
+    assert check(header, [], {**stated, "outside": earlier["outside"]}) != []
+    assert check(header, [], {**earlier, "outside": earlier["outside"][1:]}) != []
