@@ -208,7 +208,10 @@ class Federation:
             key=self.folder / f"pki/nodes/node-{i}.key",
             ca=self.folder / "pki/ca.crt",
             node=NodeConfig(
-                client_id=i, data=str(self.folder / f"client-{i}"), state_dir=str(self.folder / f"state-{i}")
+                client_id=i,
+                data=str(self.folder / f"client-{i}"),
+                state_dir=str(self.folder / f"state-{i}"),
+                guarantee="trusted-server",
             ),
             port=self._ports[i],
         )

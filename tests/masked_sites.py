@@ -94,6 +94,7 @@ class Sites:
                 "num-classes": CLASSES,
                 "roster": str(pki / "roster.json"),
                 "key": str(pki / "nodes" / f"node-{client}.key"),
+                "guarantee": "masked-sums",
                 "min-cohort": 6,
                 "min-corrupt": 1,
                 **node,

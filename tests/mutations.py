@@ -24,6 +24,7 @@ _LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _SECURE = f"{_PRIVACY}/mechanisms/secure.py"
 _SCORE_SUMS = f"{_PRIVACY}/mechanisms/score_sums.py"
+_PRECONDITIONS = f"{_PRIVACY}/preconditions.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
@@ -50,6 +51,7 @@ _REQUEST = "coterie/deploy/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
 _SUFFICES = "tests/privacy/test_noise_suffices.py"
+_ANSWERS, _GUARANTEES = "coterie/wire/guarantees.py", "tests/client/test_guarantees.py"
 _LAYERS, _LAYERS_TEST = "coterie/privacy/secure_aggregation/noise_layers.py", "tests/secure/test_noise_layers.py"
 _MASKING, _MASKING_TEST = "coterie/privacy/secure_aggregation/masking.py", "tests/secure/test_masking.py"
 _MASKED, _MASKED_TEST = "coterie/client/masked_rounds.py", "tests/client/test_masked_rounds.py"
@@ -1108,8 +1110,8 @@ MUTATIONS = [
     Mutation(
         "a private reply tells that a client has no records",
         "coterie/client/cohort.py",
-        "        if self.plans:\n            return {}\n        charged",
-        "        charged",
+        "        if self.plans or not simulated or",
+        "        if not simulated or",
         "tests/client/test_empty_sites.py::test_at_record_level_a_simulated_client_replies_as_if_it_had_records",
     ),
     Mutation(
@@ -1163,9 +1165,9 @@ MUTATIONS = [
     ),
     Mutation(
         "secret coins of banded hide attendance",
-        _BANDED,
-        'f"{stated.outside[0]}; {attendance}"',
-        "stated.outside[0]",
+        _PRECONDITIONS,
+        'f"{_PARTICIPATION}; {_ATTENDANCE}" if secret',
+        "_PARTICIPATION if secret",
         "tests/privacy/test_certificate.py::test_a_certificate_names_all_that_is_outside_the_guarantee",
     ),
     Mutation(
@@ -1818,6 +1820,83 @@ MUTATIONS = [
         "for node in sorted(self._claims, key=lambda node: self._joined[node]):",
         "for node in sorted(self._claims):",
         f"{_REGISTRY}::test_the_node_that_was_registered_first_keeps_its_client",
+    ),
+    Mutation(
+        "a client of masked rounds answers a plain request to train",
+        _ANSWERS,
+        "    TRAIN:         (_NEVER, ",
+        "    TRAIN:         (_ALWAYS,",
+        f"{_GUARANTEES}::test_a_client_answers_what_its_guarantee_includes",
+    ),
+    Mutation(
+        "a client at record level gives exact centroids",
+        _ANSWERS,
+        "    CENTROIDS:     (_NEVER,       _NEVER, ",
+        "    CENTROIDS:     (_NEVER,       _ALWAYS,",
+        f"{_GUARANTEES}::test_a_client_answers_what_its_guarantee_includes",
+    ),
+    Mutation(
+        "a budget pays for a plain request",
+        _ANSWERS,
+        "        by_plan = priced and self in",
+        "        by_plan = self in",
+        f"{_GUARANTEES}::test_a_client_answers_what_its_guarantee_includes",
+    ),
+    Mutation(
+        "a client at record level takes part in masked rounds",
+        "coterie/client/app.py",
+        "    _check_guarantee(client, message_type, priced=False)\n",
+        "",
+        f"{_GUARANTEES}::test_a_client_at_record_level_takes_part_in_no_masked_round",
+    ),
+    Mutation(
+        "keys for masked rounds imply nothing",
+        "coterie/deploy/node.py",
+        "implied = {MASKED_SUMS: self._has_masking_keys,",
+        "implied = {TRUSTED_SERVER: self._has_masking_keys,",
+        f"{_GUARANTEES}::test_keys_for_masked_rounds_imply_masked_sums",
+    ),
+    Mutation(
+        "a client without a guarantee answers",
+        _ANSWERS,
+        'return "" if message_type == IDENTITY else',
+        'return "" if message_type else',
+        f"{_GUARANTEES}::test_a_client_without_a_guarantee_answers_nothing",
+    ),
+    Mutation(
+        "a trusted server has a budget",
+        "coterie/deploy/node.py",
+        "self.guarantee == TRUSTED_SERVER and budget,",
+        "False,",
+        f"{_GUARANTEES}::test_contradictions_name_the_keys_and_the_way_out",
+    ),
+    Mutation(
+        "exact counts of labels leave without diagnostics",
+        "coterie/client/points.py",
+        "if request.release_counts and client.exact:",
+        "if request.release_counts:",
+        f"{_GUARANTEES}::test_a_client_answers_what_its_guarantee_includes",
+    ),
+    Mutation(
+        "the certificate does not say that clients may answer without masks",
+        _PRECONDITIONS,
+        'outside="clients whose node configuration does not declare guarantee = masked-sums: they',
+        'enforced="clients whose node configuration does not declare guarantee = masked-sums: they',
+        "tests/privacy/test_certificate.py::test_every_precondition_of_a_theorem_is_enforced_or_outside",
+    ),
+    Mutation(
+        "a request for clients admits a plan for records",
+        _REQUEST,
+        "        if unit != self.privacy_unit:",
+        "        if False:",
+        f"{_CONSENT}::test_a_request_for_another_unit_is_refused",
+    ),
+    Mutation(
+        "Prometheus gets exact scores of every run",
+        "coterie/server/exporter.py",
+        "if self._exact and record.scores.accuracy is not None:",
+        "if record.scores.accuracy is not None:",
+        "tests/server/test_exporter.py::test_exact_scores_are_served_as_recorders_record_them",
     ),
     Mutation(
         "a policy is not asked",

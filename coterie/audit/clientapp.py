@@ -21,6 +21,7 @@ from coterie.audit.runs import quiet
 from coterie.client.app import app
 from coterie.datasets.settings import DataSettings
 from coterie.engine.in_process import LocalGrid
+from coterie.fields import RECORD_LEVEL
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import Event, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_events
@@ -88,7 +89,7 @@ def _data(folder: Path, victim: bool) -> Path:
 def _update(state: Path, data: Path, round: int) -> FloatArray:
     """Return the update of a reply, in units of the step of one clipped gradient."""
     node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
-    node |= {"input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
+    node |= {"guarantee": RECORD_LEVEL, "input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
     content = RecordDict({MODELS: pack_models(_MODEL, _LAYOUT), CONFIG: ConfigRecord({**_CONFIG, "round": round})})
     reply = app(Message(content, dst_node_id=1, message_type=TRAIN, group_id=str(round)), context).content

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, print_json
+from coterie.fields import GUARANTEES
 
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
@@ -47,6 +48,13 @@ def client(  # long: one line per option
     ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder of persistent state; default: client-ID in ~/.local/state/coterie.")
+    ] = None,
+    guarantee: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(GUARANTEES),
+            help="What this client gives to a server; default: masked-sums with --roster, record-level with --epsilon.",
+        ),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Privacy budget of this client over all runs; requires --delta.")
@@ -119,6 +127,7 @@ def client(  # long: one line per option
     node = NodeConfig(
         client_id=client_id,
         state_dir=_absolute(state_dir or default_state_dir(client_id)),
+        guarantee=guarantee,
         data=_absolute(data),
         epsilon=epsilon,
         delta=delta,

@@ -223,7 +223,7 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     names = {f"client-{client}": pki / "nodes" / f"node-{client}.pub" for client in range(layout.clients)}
     register_nodes(_CONNECTION, names)
     say(f"SuperLink at localhost:{fleet} (clients) and localhost:{control} (flwr); TLS and nodes' keys")
-    declared = _declared(layout)
+    declared = _declared(layout, has_budget=bool(budget))
     for client, port in enumerate(runtime):
         command = [sys.executable, "-m", "coterie.cli", "client", "--superlink", f"localhost:{fleet}"]
         command += ["--key", str(pki / "nodes" / f"node-{client}.key"), "--ca", str(pki / "ca.crt")]
@@ -317,15 +317,21 @@ def _variables(layout: _Layout) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def _declared(layout: _Layout) -> list[str]:
-    """Options of every client that its owner chooses in a real deployment: what the data are, what is reported."""
+def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
+    """Options of every client that its owner chooses in a real deployment: what the data are, what is released."""
+    from coterie.fields import MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
     from coterie.fields.settings import AUTO
+    from coterie.privacy import Secure
     from coterie.server.config import combined
 
     values = combined(settings_of(layout.settings, [], {}))
     of_schema = {"data.task"} if values.get("data.table-schema") else set()
     named = {name: str(values[name]) for name in _DECLARED if name in values and name not in of_schema}
     options = [word for name, value in named.items() if value != AUTO for word in (_DECLARED[name], value)]
+    guarantee = RECORD_LEVEL if has_budget else TRUSTED_SERVER
+    if values.get("privacy.mechanism") == Secure.mechanism:
+        guarantee = MASKED_SUMS
+    options += ["--guarantee", guarantee]
     return options + ["--diagnostics"] * (values.get("evaluation.evaluate") == "diagnostic")
 
 

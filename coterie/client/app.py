@@ -31,6 +31,7 @@ from coterie.logs import printable
 from coterie.privacy.mechanisms.score_sums import TRAINING
 from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
+from coterie.wire.guarantees import ANSWERS
 from coterie.wire.masked import OpenRequest
 from coterie.wire.messages import (
     CENTROIDS,
@@ -45,6 +46,7 @@ from coterie.wire.messages import (
     MASKED,
     MASKED_SCORES,
     MASKED_STEPS,
+    OPEN,
     REPLY,
     RUN_REQUEST,
     TRAIN,
@@ -99,7 +101,7 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
     client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
     _name_in_logs(client, message, context)
     try:
-        if message_type in (IDENTITY, *MASKED_STEPS):
+        if message_type in (IDENTITY, *MASKED_STEPS) and client.refusal(OPEN, priced=False) is None:
             client = replace(client, keys=keys_or_none(node))
         if message_type == IDENTITY:
             return identity_reply(client)
@@ -140,6 +142,7 @@ def client_of(node: NodeConfig) -> Client:
         node.state_dir or "",
         node.budget,
         diagnostics=node.diagnostics,
+        guarantee=node.declared_guarantee,
         data=node.data,
         pretrained=node.pretrained,
         declared=Declared.of(*node.declaration),
@@ -185,6 +188,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         raise ClientError(f"{who}: {error}") from None
     config = cohort.config
     _check_policy(client, _refused(client, cohort))
+    _check_guarantee(client, message_type, priced=bool(cohort.plans))
     if config.data.dataset == OWN_DATA and client.data is None:
         raise ClientError(
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node "
@@ -213,6 +217,12 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return cohort
+
+
+def _check_guarantee(client: Client, message_type: str, *, priced: bool) -> None:
+    if (error := client.refusal(message_type, priced=priced)) is not None:
+        log(WARNING, "run %s: %s", client.run, error)
+        raise error
 
 
 def _check_policy(client: Client, refused: str) -> None:
@@ -289,6 +299,7 @@ def _masked_reply(message_type: str, content: RecordDict, client: Client, node: 
     """Return the reply to a message of a masked round."""
     from coterie.client.masked_rounds import answer, read_plan, read_round_request
 
+    _check_guarantee(client, message_type, priced=False)
     if MASKED_STEPS[message_type] == 1:
         from coterie.client.local_report import keep_local_report
         from coterie.client.own_model import keep_own_model
@@ -365,6 +376,6 @@ def _wait(began: float, least: float) -> None:
 
 app = ClientApp()
 _KINDS = {"train": app.train, "query": app.query, "evaluate": app.evaluate}
-for _message_type in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY, *MASKED_STEPS):
+for _message_type in ANSWERS:
     _kind, _, _action = _message_type.partition(".")
     (_KINDS[_kind](_action) if _action else _KINDS[_kind]())(_handle)

@@ -29,6 +29,7 @@ from flwr.clientapp.typing import Mod
 from flwr.common.logger import log
 
 from coterie.client.state import ClientError
+from coterie.fields import RECORD_LEVEL, TRUSTED_SERVER
 from coterie.flower.sizes import fix_size
 from coterie.wire import Request, RequestError, TrainRequest, read_request
 from coterie.wire.messages import (
@@ -122,6 +123,7 @@ class ClusteredClientApp(ClientApp):
             _client_id(context)  # has the clearer error
             content = self._answer(IDENTITY, message, context)
             return self._with_reports(RecordDict({REPLY: content.config_records[REPLY]}), content)
+        self._check_guarantee(context)
         answers = {TRAIN: self._trained, EVALUATE: self._evaluated, LOSSES: self._compared}
         if message_type not in answers:
             raise RequestError(f"this client answers {', '.join((*answers, IDENTITY))}, no other type of message")
@@ -131,6 +133,20 @@ class ClusteredClientApp(ClientApp):
         content = answers[message_type](asked)
         fix_size(content)
         return content
+
+    def _check_guarantee(self, context: Context) -> None:
+        """Check that the owner of a node has not declared a guarantee that the app's own training does not give.
+
+        Raises:
+            ClientError: the owner has: record level requires a guard around the app, and masked sums Coterie's own app.
+        """
+        guarantee = context.node_config.get("guarantee", TRUSTED_SERVER)
+        if guarantee != TRUSTED_SERVER and not (guarantee == RECORD_LEVEL and self._reports):
+            raise ClientError(
+                f"the node configuration has guarantee = {guarantee}, which this app does not give: set guarantee = "
+                "trusted-server, or, at record level, train under coterie.guard (docs/guard.md)",
+                "policy",
+            )
 
     def _identity(self, message: Message, context: Context) -> Message:
         identity = ConfigRecord({"client-id": _client_id(context), "evaluates": self._accuracy is not None})

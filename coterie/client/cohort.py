@@ -31,7 +31,7 @@ from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
 from coterie.tasks import Task, TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, Request, RequestError, TrainRequest, read_request
-from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, Layout
+from coterie.wire.messages import CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
@@ -40,11 +40,6 @@ _FULL_BATCH = 2**31
 
 Labels = npt.NDArray[np.int64]
 _Reply = TypeVar("_Reply")
-
-_BUDGET_MISMATCH = (
-    "this client has its own budget, which requires record-level privacy: request rejected (set privacy-unit = "
-    "record, or remove epsilon from its node configuration)"
-)
 
 
 def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Federation | OwnFederation:
@@ -249,19 +244,25 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return [np.random.default_rng(key) for key in keys]
 
     @property
+    def refusals(self) -> dict[int, ClientError]:
+        """Errors of clients whose guarantee excludes the request, by client id."""
+        message_type, priced = self.request.message_type, bool(self.plans)
+        return {
+            client.client_id: error
+            for client in self.clients
+            if (error := client.refusal(message_type, priced=priced)) is not None
+        }
+
+    @property
     def errors(self) -> dict[int, ClientError]:
         """Errors of clients that cannot reply, by client id.
 
-        These have a budget, and the request has no record-level plan; or they are simulated, and their own data have no
-        training records. A deployed client, and every client at record level, replies as if it had some: the server
-        must not learn that.
+        Their guarantee excludes the request; or they are simulated, and their own data have no training records. A
+        deployed client, and every client at record level, replies as if it had some: the server must not learn that.
         """
-        if self.plans:
-            return {}
-        charged = self.request.message_type in CHARGED_REQUESTS
-        errors = {c.client_id: ClientError(_BUDGET_MISMATCH, "budget") for c in self.clients if charged and c.budget}
+        errors = self.refusals
         simulated = [client for client in self.clients if client.folder is None]
-        if not simulated or not isinstance(self.federation, OwnFederation):
+        if self.plans or not simulated or not isinstance(self.federation, OwnFederation):
             return errors
         empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
         return errors | {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}

@@ -81,7 +81,7 @@ class Consent:
             strategy=strategy,
             rounds=round if plan is None else max(round, plan.rounds),
             releases=releases,
-            privacy=None if plan is None else (plan.epsilon, plan.delta),
+            privacy=None if plan is None else (plan.unit, plan.epsilon, plan.delta),
         )
         return f"the run's signed request: {exceeded}" if exceeded else ""
 

@@ -38,7 +38,7 @@ from coterie.client.record_level import (
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, TestSet
-from coterie.fields import MAX_SAMPLED_TESTS
+from coterie.fields import MAX_SAMPLED_TESTS, TRUSTED_SERVER
 from coterie.privacy import Plan, Summed, clip_rows
 from coterie.privacy.score_histograms import MAX_CLASSES, count_outputs
 from coterie.wire import EvaluateRequest, TrainRequest
@@ -65,11 +65,6 @@ from coterie.wire.requests import MaskedEvaluateRequest
 _MAX_OWN_TESTS = 500
 # Reported loss of a diverged model: messages hold finite numbers only.
 _MAX_LOSS = 1e6
-
-_EVALUATION_NOT_COVERED = (
-    "this client has its own budget, which does not cover evaluation: request rejected (set evaluate = off, or "
-    "diagnostics = true in its node configuration)"
-)
 
 ReplyOrError: TypeAlias = RecordDict | ClientError
 #: Accuracy, training loss (None if not requested) and number of test examples of a client.
@@ -264,8 +259,6 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
     if cohort.plans:
         return _histograms(cohort)
-    if not all(client.evaluates for client in cohort.clients):
-        return [ClientError(_EVALUATION_NOT_COVERED)] * len(cohort.clients)
     return [RecordDict({DIAGNOSTICS: report}) for report in reports(cohort)]
 
 
@@ -392,7 +385,9 @@ def _own_models(cohort: Cohort, labels: Labels) -> OwnModels | None:
     """
     request, network, layout = cohort.request, cohort.network, cohort.layers.whole
     assert isinstance(request, EvaluateRequest)
-    silent = any(client.deployed and (client.budget or not request.private) for client in cohort.clients)
+    silent = any(
+        client.deployed and (client.guarantee != TRUSTED_SERVER or not request.private) for client in cohort.clients
+    )
     if request.personalize is None or (silent and not isinstance(request, MaskedEvaluateRequest)):
         return None
     released = cohort.layers.join(cohort.models[labels], cohort.own)

@@ -12,7 +12,9 @@ from coterie.client.masking_keys import MaskingKeys
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
 from coterie.deploy.policy import Policy
-from coterie.wire.messages import REPLY
+from coterie.fields import TRUSTED_SERVER
+from coterie.wire.guarantees import refusal
+from coterie.wire.messages import EVALUATE, REPLY
 from coterie.wire.versions import incompatible, versions
 
 
@@ -25,7 +27,9 @@ class Client:  # large: the facts about a client, and about the request of a ser
         folder: state folder; empty: none; None: a simulated client, which uses the folder of the request.
         budget: epsilon and delta of the client; None: those of the plan. A client with a budget rejects every request
             that the budget does not cover.
-        diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
+        diagnostics: whether the client may be evaluated exactly, outside its guarantee; a trusted server always may.
+        guarantee: what it gives to a server at all (:data:`~coterie.wire.guarantees.ANSWERS`); None: nothing, if it is
+            deployed. A simulated client needs none.
         data: path of the client's own data; None: those of the run.
         pretrained: path of its file of public initial parameters; None: it has none.
         declared: shape and classes of these data; None: as the run defines them.
@@ -48,6 +52,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     folder: str | None = None
     budget: tuple[float, float] | None = None
     diagnostics: bool = False
+    guarantee: str | None = None
     data: str | None = None
     pretrained: str | None = None
     declared: Declared | None = None
@@ -76,8 +81,25 @@ class Client:  # large: the facts about a client, and about the request of a ser
 
     @property
     def evaluates(self) -> bool:
-        """Whether the client accepts requests for evaluation, which no budget of its own covers, by its policy too."""
-        return self.allows("scores") and (self.budget is None or self.diagnostics)
+        """Whether the client answers requests for exact evaluation, by its guarantee and by its policy."""
+        return self.allows("scores") and self.refusal(EVALUATE, priced=False) is None
+
+    @property
+    def exact(self) -> bool:
+        """Whether exact values may leave, beside what the guarantee covers."""
+        return not self.deployed or self.diagnostics or self.guarantee == TRUSTED_SERVER
+
+    def refusal(self, message_type: str, *, priced: bool) -> ClientError | None:
+        """Return the error by which the client's guarantee refuses a request; None if it answers.
+
+        Args:
+            message_type: Of the request.
+            priced: Whether the request has record-level plans.
+        """
+        if not self.deployed:
+            return None
+        reason = refusal(self.guarantee, message_type, priced=priced, diagnostics=self.diagnostics)
+        return ClientError(f"client {self.client_id} rejects the request: {reason}", "policy") if reason else None
 
 
 def checked_versions() -> str:

@@ -29,8 +29,6 @@ from coterie.wire.messages import DIAGNOSTICS, REPLY, UPDATE, pack_points
 
 ReplyOrError = RecordDict | ClientError
 
-_BUDGET_MISMATCH = "this client has its own budget, which does not cover centroids of its records: request rejected"
-
 
 def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
     """Train the received GAN, and return samples from it (PPFC-GAN)."""
@@ -88,8 +86,6 @@ def _privately(cohort: Cohort, keys: Keys, network: nn.ModuleDict, config: GANTr
 
 def centroids(cohort: Cohort) -> list[ReplyOrError]:
     """Return centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
-    if any(client.budget for client in cohort.clients):  # regardless of the plan in the request
-        return [ClientError(_BUDGET_MISMATCH)] * len(cohort.clients)
     request = cohort.request
     assert isinstance(request, CentroidsRequest)
     replies: list[ReplyOrError] = []
@@ -126,7 +122,7 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
             replies.append(error)
             continue
         reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": request.round})})
-        if request.release_counts and (client.diagnostics or not client.budget):
+        if request.release_counts and client.exact:
             reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, cohort.federation.num_classes)
         replies.append(reply)
     return replies

@@ -29,6 +29,7 @@ from coterie.deploy.policy import Policy
 from coterie.deploy.roster import SEEN_FILE, fingerprint, is_authority, read_authorities, read_newest
 from coterie.deploy.signatures import read_file, read_private_key
 from coterie.deploy.transport import nodes_speak_http
+from coterie.fields import MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
@@ -50,6 +51,11 @@ _UNSIGNED = (
     "POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/protobuf\r\n"
     "Content-Length: 0\r\nConnection: close\r\n\r\n"
 )
+_GUARANTEES = {
+    MASKED_SUMS: "the server learns noisy sums of masked vectors",
+    RECORD_LEVEL: "the server gets noisy replies, which the budget pays for",
+    TRUSTED_SERVER: "the server sees exact updates and scores",
+}
 _EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_*
 
 
@@ -153,7 +159,7 @@ def default_state_dir(client_id: int) -> Path:
 def checks(
     edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str], clock_error: ClockError
 ) -> Iterator[Check]:
-    """Check data, key, CA, roster, app, state, policy, budget, port, SuperLink and clock, in this order.
+    """Check data, key, CA, roster, app, state, guarantee, policy, budget, port, SuperLink and clock, in this order.
 
     Args:
         edge: options of the client.
@@ -172,6 +178,7 @@ def checks(
         *((("roster", lambda: _in_roster(edge)),) if edge.roster else ()),
         ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
+        ("guarantee", lambda: _guarantee(edge.node)),
         *((("policy", lambda: _policy(edge)),) if edge.node.policy else ()),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
@@ -334,6 +341,17 @@ def _state(folder: Path) -> str:
             f"--state-dir {folder}: this user has no write permission for {parent}: choose another folder, or chown it"
         )
     return str(folder)
+
+
+def _guarantee(node: NodeConfig) -> str:
+    guarantee = node.declared_guarantee
+    if guarantee is None:
+        raise DeployError(
+            f"--guarantee is not set, and without it the client answers nothing: set --roster for {MASKED_SUMS}, "
+            f"--epsilon and --delta for {RECORD_LEVEL}, or --guarantee {TRUSTED_SERVER} if the server may see exact "
+            "updates and scores"
+        )
+    return f"{guarantee}: {_GUARANTEES[guarantee]}" + "; exact scores as well (--diagnostics)" * node.diagnostics
 
 
 def _policy(edge: Edge) -> str:

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from coterie.deploy.errors import DeployError
-from coterie.fields import COUNT, EPSILON, PERSONAL_METHODS, SIZE, Bounds, Fields, OneOf, key_of
+from coterie.fields import (
+    COUNT,
+    EPSILON,
+    GUARANTEES,
+    MASKED_SUMS,
+    PERSONAL_METHODS,
+    RECORD_LEVEL,
+    SIZE,
+    TRUSTED_SERVER,
+    Bounds,
+    Fields,
+    OneOf,
+    key_of,
+)
 
 # Values of the setting `task`.
 _TASKS = ("multi-class", "binary", "multi-label", "regression", "survival")
@@ -24,10 +37,12 @@ class NodeConfig(Fields):  # large: one field per key
     Attributes:
         client_id: id of the client, 0 to the number of clients - 1.
         state_dir: folder of its state; None: it keeps none.
+        guarantee: what it gives to a server at all (:data:`~coterie.wire.guarantees.ANSWERS`); None: what
+            :attr:`declared_guarantee` infers.
         data: its data, a folder or a file; None: those of the run.
         epsilon: its privacy budget over all runs; None: that of each run's plan.
         delta: of the budget.
-        diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
+        diagnostics: whether the client may be evaluated exactly, outside its guarantee; a trusted server always may.
         input_shape: declared shape of an example, such as `1x28x28`, or `16`.
         num_classes: declared number of classes, or of labels; 0 for real targets. None: the bins of time say it.
         task: declared task, as the setting `task`; None: classes or real targets, or that of the schema.
@@ -61,6 +76,7 @@ class NodeConfig(Fields):  # large: one field per key
 
     client_id: Annotated[int, SIZE]
     state_dir: str | None = None
+    guarantee: Annotated[str | None, OneOf(GUARANTEES)] = None
     data: str | None = None
     epsilon: Annotated[float | None, EPSILON] = None
     delta: Annotated[float | None, Bounds(0, 1, above=True, below=True)] = None
@@ -93,9 +109,22 @@ class NodeConfig(Fields):  # large: one field per key
 
     def _problems(self) -> list[str]:
         shape, bins = self.input_shape is not None, self.time_bins is not None
+        budget = self.epsilon is not None or self.delta is not None
         classes = self.num_classes is not None or bins
         rules = {
             "epsilon and delta form one budget: set both or neither": (self.epsilon is None) != (self.delta is None),
+            f"guarantee = {MASKED_SUMS} requires roster and state-dir, by which the client has keys to mask with; set "
+            f"them, or guarantee = {RECORD_LEVEL} with epsilon and delta, or guarantee = {TRUSTED_SERVER}": (
+                self.guarantee == MASKED_SUMS and not self._has_masking_keys
+            ),
+            f"guarantee = {RECORD_LEVEL} requires epsilon and delta, the budget of its records; set them, or guarantee "
+            f"= {TRUSTED_SERVER} if the server may choose the privacy of a run": (
+                self.guarantee == RECORD_LEVEL and not budget
+            ),
+            f"guarantee = {TRUSTED_SERVER} and epsilon contradict each other: no budget covers exact values; leave out "
+            f"epsilon and delta, or set guarantee = {RECORD_LEVEL}": self.guarantee == TRUSTED_SERVER and budget,
+            f"roster and state-dir imply guarantee = {MASKED_SUMS}, and epsilon and delta imply {RECORD_LEVEL}: set "
+            "guarantee to that which the budget is for": (self.guarantee is None and budget and self._has_masking_keys),
             "input-shape and num-classes declare the data: set both or neither": shape != classes,
             "schema declares shape and classes: leave out input-shape, num-classes and value-range": (
                 self.schema is not None and (shape or classes or self.value_range is not None)
@@ -119,6 +148,20 @@ class NodeConfig(Fields):  # large: one field per key
         """What it declares about the data: schema, shape, number of classes, range, columns, task and bins of time."""
         of_table = self.schema, self.input_shape, self.num_classes, self.value_range, self.columns
         return (*of_table, self.task, self.time_bins)
+
+    @property
+    def _has_masking_keys(self) -> bool:
+        return self.roster is not None and self.state_dir is not None
+
+    @property
+    def declared_guarantee(self) -> str | None:
+        """What the client gives to a server at all; None: nothing, since its owner has not declared it.
+
+        Without ``guarantee``, the keys for masked rounds that follow from ``roster`` and ``state_dir`` declare masked
+        sums, and a budget declares record level. Nothing but ``guarantee`` itself declares that the server is trusted.
+        """
+        implied = {MASKED_SUMS: self._has_masking_keys, RECORD_LEVEL: self.budget is not None}
+        return self.guarantee or next((guarantee for guarantee, holds in implied.items() if holds), None)
 
     @property
     def budget(self) -> tuple[float, float] | None:

@@ -152,7 +152,7 @@ class RunRequest(Fields):  # large: one field per term
         strategy: str | None,
         rounds: int,
         releases: Collection[str],
-        privacy: tuple[float, float] | None,
+        privacy: tuple[str, float | None, float | None] | None,
     ) -> str:
         """Return in which term a run exceeds the request; empty if in none.
 
@@ -161,22 +161,24 @@ class RunRequest(Fields):  # large: one field per term
             strategy: the method.
             rounds: number of rounds, or that of a round.
             releases: what replies hold.
-            privacy: epsilon and delta of the plan; None without one.
+            privacy: unit, epsilon and delta of the plan; None if the plan is not known.
         """
         if app is not None and app != self.app:
             return f"it is for the app {self.app}, and {app or 'an unknown app'} runs"
         if strategy != self.strategy:
             return f"it is for strategy {self.strategy}, not {strategy}"
+        unit, *amounts = (self.privacy_unit, None, None) if privacy is None else privacy
+        if unit != self.privacy_unit:
+            return f"it is for privacy-unit {self.privacy_unit}, not {unit}"
         if rounds > self.rounds:
             return f"it is for {self.rounds} rounds, not {rounds}"
         if further := sorted(set(releases) - set(self.releases)):
             return f"it does not include the release of {', '.join(further)}"
         if privacy is None and self.privacy_unit == "record" and _PAID & set(releases):
             return "it is for record-level privacy, and the run has none"
-        if privacy is not None and self.epsilon is not None and self.delta is not None:
-            for name, asked, signed in zip(("epsilon", "delta"), privacy, (self.epsilon, self.delta), strict=True):
-                if not asked <= signed:
-                    return f"it is for {name} {signed:g}, not {asked:g}"
+        for name, asked, signed in zip(("epsilon", "delta"), amounts, (self.epsilon, self.delta), strict=True):
+            if asked is not None and signed is not None and not asked <= signed:
+                return f"it is for {name} {signed:g}, not {asked:g}"
         return ""
 
     def _time(self, field: str) -> datetime:

@@ -39,3 +39,5 @@ REBALANCE_TRAIN = ("own", "assigned")
 UNIT_SHARES = 5040
 #: How a client personalises a released model (client/personal.py).
 PERSONAL_METHODS = ("last-layer", "all", "prior", "mixture")
+#: What a client gives to a server at all, as its owner declares (wire/guarantees.py).
+GUARANTEES = MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER = "masked-sums", "record-level", "trusted-server"

@@ -30,6 +30,8 @@ from coterie.privacy.statement import Guarantee
 _TOLERANCE = 1e-6
 # Key of the version that derived a certificate, which is not part of the guarantee.
 _VERSION = "coterie"
+# Key of what the guarantee does not cover.
+_OUTSIDE = "outside"
 _WAY_OUT = "restore it from a copy, or start a new run with another --out: this run is not certified"
 
 
@@ -153,12 +155,27 @@ def check(
     if stated is not None:
         follows = certificate(header, charges)
         for key, value, derived in _differences(_unversioned(stated), _unversioned(follows)):
-            if value is _Absent and key in (COMPOSED, ODDS):
-                continue  # it was written by a version without this entry, which states no guarantee
-            if value is _Absent and key.rpartition(".")[2] in _LATER and _LATER.isdisjoint(header["plan"]):
-                continue  # both were written by a version without these entries
+            if _is_missing_earlier(key, value, header):
+                continue
+            if key == _OUTSIDE and COMPOSED not in stated and _same(value, _outside_earlier(plan, derived)):
+                continue  # it was written by a version that says less
             problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")
     return problems
+
+
+def _is_missing_earlier(key: str, value: Any, header: Mapping[str, Any]) -> bool:
+    """Whether an earlier version writes certificates without an entry.
+
+    Either the entry states no guarantee, or the plan of the ledger lacks the term, too.
+    """
+    later_term = key.rpartition(".")[2] in _LATER and _LATER.isdisjoint(header["plan"])
+    return value is _Absent and (key in (COMPOSED, ODDS) or later_term)
+
+
+def _outside_earlier(plan: Guarantee, outside: Sequence[str]) -> list[str]:
+    """Return what a certificate of version 0.2.0 says of what is outside."""
+    later = {precondition.outside for precondition in plan.statement.preconditions if precondition.later}
+    return [text for text in outside if text not in later]
 
 
 def _unplanned_held_out(plan: Guarantee, charges: Sequence[Mapping[str, Any]]) -> Iterator[str]:

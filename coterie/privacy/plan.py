@@ -29,6 +29,7 @@ from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
 from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
 from coterie.privacy.noise import NoiseSplit, check_noise
+from coterie.privacy.preconditions import JOINT, Precondition
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
 from coterie.privacy.score_histograms import CELLS, MAX_CLASSES, ScoreHistogram, number_of_histograms, sum_of_clients
@@ -652,8 +653,12 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             *(["noisy mean accuracies of private evaluations"] if self.evaluations else []),
             *(["a noisy histogram of scores by label, and what follows from it"] if self.histograms else []),
         )
-        outside = "who takes part: the amplification by sampling holds against those who cannot see it"
-        return Statement(covers, (outside,), self.flaws)
+        return Statement(covers, self.preconditions, self.flaws)
+
+    @property
+    def preconditions(self) -> tuple[Precondition, ...]:
+        """Those of the theorem behind the guarantee; Theorem 1 unless a mechanism has one of its own."""
+        return JOINT
 
     def noises(self) -> dict[str, float | None]:
         """Return the noise multipliers of sums, also in the last round if it releases no sizes, and of labels."""

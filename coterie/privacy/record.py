@@ -32,6 +32,7 @@ from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import affordable, min_noise
 from coterie.privacy.ledger import count_events
 from coterie.privacy.noise import NoiseSplit, check_noise
+from coterie.privacy.preconditions import RECORDS
 from coterie.privacy.selection import selection_event
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
@@ -367,10 +368,6 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
                 "what clients send in training, and all that the server computes from it: models and clusters",
                 *([self._histogram] if self.held_out_epsilon else []),
             ),
-            (
-                "which records are in a batch: the amplification by sampling holds against those who cannot see it",
-                "clients whose node configuration sets another budget than their profile: their ledgers count by that "
-                "one",
-            ),
+            RECORDS,
             (exact,) if self.selection == "exact" else (),
         )

@@ -17,6 +17,7 @@ from coterie.fields import BETWEEN, RATE, ROUNDS, Bounded, Bounds
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import Budget, epsilon
 from coterie.privacy.noise import NoiseSplit
+from coterie.privacy.preconditions import Precondition
 
 NO_EVENTS: Mapping[Event, int] = MappingProxyType({})
 
@@ -27,13 +28,18 @@ class Statement:
 
     Attributes:
         covers: the values to which epsilon applies.
-        outside: what the guarantee does not hide.
+        preconditions: those of the theorem behind the guarantee.
         reasons: why runs of the plan are never certified; empty if they may be.
     """
 
     covers: tuple[str, ...]
-    outside: tuple[str, ...]
+    preconditions: tuple[Precondition, ...]
     reasons: tuple[str, ...] = ()
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What the guarantee does not hide: the preconditions that nothing enforces."""
+        return tuple(precondition.outside for precondition in self.preconditions if precondition.outside)
 
 
 @dataclass(frozen=True, kw_only=True)

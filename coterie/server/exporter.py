@@ -66,20 +66,23 @@ def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
 class _Gauges:
     """Latest metrics of a run; a collector of prometheus_client.
 
-    At client level participation is secret: metrics of such runs contain neither replies nor clients.
+    At client level participation is secret: metrics of such runs contain neither replies nor clients. Exact scores of a
+    private run are served under the same condition as recorders record them.
     """
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
         config = folder.config
+        self._exact, self._private = config.recording.exports_exact_scores(folder.plan), folder.plan.private
         self.about = {"strategy": config.run.strategy, "dataset": config.data.dataset}
         done = folder.resumed.round if folder.resumed else 0
-        self.help = _HELP | {"accuracy": _NOISY if config.evaluation.evaluate == "private" else _HELP["accuracy"]}
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
         self.replies: dict[str, int] = {}
 
     def observe(self, record: RoundRecord) -> None:
-        values = {"round": record.round, "epsilon": record.epsilon, "accuracy": record.mean_accuracy}
+        values = {"round": record.round, "epsilon": record.epsilon, "accuracy": record.accuracy}
         values["clients_present"] = record.clients_present
+        if self._exact and record.scores.accuracy is not None:
+            values["diagnostics_accuracy" if self._private else "accuracy"] = record.scores.accuracy
         replies = dict(self.replies)
         if record.replies is not None and record.dropped is not None:
             for result, count in (("accepted", record.replies["accepted"]), ("dropped", record.dropped)):
@@ -92,7 +95,7 @@ class _Gauges:
 
         yield InfoMetricFamily("coterie_run", "The run.", value=self.about)
         for name, value in self.values.items():
-            yield GaugeMetricFamily(f"coterie_{name}", self.help[name], value=value)
+            yield GaugeMetricFamily(f"coterie_{name}", _HELP[name], value=value)
         if self.replies:
             replies = CounterMetricFamily("coterie_replies", "Replies to training and evaluation.", labels=["result"])
             for result, count in self.replies.items():
@@ -105,7 +108,7 @@ _HELP = {
     "rounds": "Rounds of the run.",
     "epsilon": "Privacy spent so far; +Inf without privacy.",
     "epsilon_budget": "Privacy budget of the run; +Inf without privacy.",
-    "accuracy": "Latest mean accuracy of the clients: exact, outside the privacy guarantee.",
+    "accuracy": "Latest mean accuracy of the clients: noisy and charged; exact in a run without privacy.",
+    "diagnostics_accuracy": "Latest mean accuracy of the clients: exact, outside the privacy guarantee.",
     "clients_present": "Connected clients in the last round.",
 }
-_NOISY = "Latest noisy mean accuracy of the clients, charged to the privacy budget."

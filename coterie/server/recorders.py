@@ -104,7 +104,7 @@ class _Recording:
 
     def __init__(self, name: str, folder: RunFolder) -> None:
         self._name, self._folder = name, folder
-        self._exact = folder.config.recording.record_diagnostics or not folder.plan.private
+        self._exact = folder.config.recording.exports_exact_scores(folder.plan)
         self._prefix = DIAGNOSTICS if folder.plan.private else ""
         self._pending: list[Value] = []
         try:

@@ -75,12 +75,8 @@ def submission_of(config: RunConfig, app: str | None = None) -> Submission:
     except DeployError as error:
         raise ConfigError(f"signed-request: {error}") from None
     terms = terms_of(config)
-    unit, epsilon, delta = (terms.pop(name) for name in ("privacy_unit", "epsilon", "delta"))
-    privacy = None if unit == "none" else (epsilon, delta)
-    exceeded = request.refuses(app=app, privacy=privacy, **terms)
-    if unit != request.privacy_unit:
-        exceeded = f"it is for privacy-unit {request.privacy_unit}, not {unit}"
-    if exceeded:
+    privacy = tuple(terms.pop(name) for name in ("privacy_unit", "epsilon", "delta"))
+    if exceeded := request.refuses(app=app, privacy=privacy, **terms):
         raise ConfigError(f"signed-request: {exceeded}: sign the settings of this run again (coterie sign)")
     return Submission(name, request.id)
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
 from coterie.fields.settings import AUTO, ConfigError, Settings, setting
+from coterie.privacy import Guarantee
 from coterie.strategies.registry import STRATEGIES
 
 
@@ -203,6 +204,10 @@ class RecordingSettings(Settings):
     record_diagnostics: bool = setting(
         False, "also record the exact scores of a private run, which are outside the guarantee", place=True
     )
+
+    def exports_exact_scores(self, plan: Guarantee) -> bool:
+        """Return whether exact scores of a run leave for recorders and metrics: without privacy, or on request."""
+        return self.record_diagnostics or not plan.private
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -412,7 +412,7 @@ def _warn_of_refused_evaluation(strategy: ClusteredStrategy) -> None:
         some = ", ".join(map(str, sorted(refusing)[:10])) + (", ..." if len(refusing) > 10 else "")
         log(
             WARNING,
-            "%s of %s registered clients refuse evaluation, which their own budgets do not cover (clients %s); scores "
+            "%s of %s registered clients refuse evaluation, which their guarantees do not cover (clients %s); scores "
             "are of the others: set evaluate = off, or diagnostics = true in their node configurations",
             len(refusing),
             registered,

@@ -98,6 +98,28 @@ def test_own_data_are_counted_and_need_settings(tmp_path, no_processes, invoke):
 
 
 @pytest.mark.parametrize(
+    ("settings", "has_budget", "guarantee"),
+    [
+        ({}, False, "trusted-server"),
+        ({}, True, "record-level"),
+        (
+            {"strategy": "fedavg", "clusters": 1, "privacy-unit": "none", "samples-per-client": 0},
+            False,
+            "trusted-server",
+        ),
+        (MASKED, False, "masked-sums"),
+        (MASKED, True, "masked-sums"),
+    ],
+    ids=str,
+)
+def test_clients_declare_the_guarantee_of_the_run(tmp_path, no_processes, invoke, settings, has_budget, guarantee):
+    folder = tmp_path / "trial"
+    assert invoke(folder, "--clients", 10, *(f"--set={name}={value}" for name, value in settings.items())) == (0, "")
+    words = poc._declared(poc._Layout(folder, 10, None), has_budget=has_budget)
+    assert words[words.index("--guarantee") + 1] == guarantee
+
+
+@pytest.mark.parametrize(
     ("words", "error"),
     [
         (["--set", "dataset=digits"], "data.dataset = 'digits': must be 'own' in a trial"),

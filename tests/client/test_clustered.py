@@ -361,6 +361,15 @@ def test_a_node_without_a_number(node):
     assert "set client-id in the node configuration" in reply.error.reason
 
 
+@pytest.mark.parametrize("guarantee", ["masked-sums", "record-level"])
+def test_a_node_whose_owner_declares_another_guarantee_gives_nothing(guarantee):
+    grid = InProcessGrid(example(), [{"client-id": 0, "guarantee": guarantee}])
+    for message_type in ("train", "evaluate", "query.losses"):
+        message = Message(RecordDict(), dst_node_id=1, message_type=message_type)
+        (reply,) = grid.send_and_receive([message])
+        assert f"guarantee = {guarantee}, which this app does not give" in reply.error.reason
+
+
 # ---- what it refuses of a server --------------------------------------------------------------------------
 
 PLAN = RecordPlan(num_examples=10, batch_size=5, rounds=9, epsilon=1e3, delta=1e-4, noise_multiplier=1.0)

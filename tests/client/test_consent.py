@@ -1,6 +1,7 @@
 """A client whose policy names submitters answers what one of them has signed, and nothing else."""
 
 import logging
+from dataclasses import fields, replace
 
 import pytest
 from test_hostile_server import CHEAP, WORLDS, World, plans, sender  # noqa: F401
@@ -10,9 +11,10 @@ from coterie.client.consent import Consent
 from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
+from coterie.deploy.policy import Policy
 from coterie.deploy.run_request import RunRequest
 from coterie.deploy.signatures import read_private_key
-from coterie.privacy import epsilon
+from coterie.privacy import PLANS, RecordPlan, epsilon
 from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 from coterie.privacy.ledger import count_events
@@ -36,6 +38,7 @@ def site(pki, tmp_path, monkeypatch):
         WORLDS["another label"][0],
         policy=str(tmp_path / "policy.toml"),
         roster=str(pki / "roster.json"),
+        guarantee="record-level",
     )
 
 
@@ -170,3 +173,108 @@ def test_submitters_require_a_roster(tmp_path):
 def test_a_consent_of_nothing():
     assert Consent.of(NodeConfig(client_id=0), 7) == Consent()
     assert Consent.of(NodeConfig(client_id=0), "x") == Consent()
+
+
+# ---- what a request binds of a plan -----------------------------------------------------------------------------
+
+RECORD_PLAN = RecordPlan(
+    num_examples=100, batch_size=10, rounds=20, epsilon=2.0, delta=1e-4, noise_multiplier=1.0, clip_norm=1.0
+)
+MASKED_PLAN = PLANS["secure"].calibrated(
+    clients=10, num_clusters=2, sampling_rate=1.0, rounds=20, epsilon=2.0, delta=1e-4, clip_norm=1.0
+)
+#: Terms of a plan beyond which a request is refused.
+BOUND = {"rounds": 21, "epsilon": 2.1, "delta": 1.1e-4}
+_LEDGER = "the client's ledger computes epsilon from the events that it charges, and stops at the request's"
+_UTILITY = "changes what the noise is added to, not how much privacy it costs"
+#: Terms of a plan that no request has to bind, with the reason.
+UNBOUND = {
+    "noise_multiplier": _LEDGER,
+    "accountant": "the limit of a request is checked by the client's own accountant, whatever the plan names",
+    "clip_norm": _UTILITY,
+    "clip_share": _LEDGER,
+    "clip_factor": _UTILITY,
+    # of RecordPlan
+    "num_examples": _LEDGER,
+    "batch_size": _LEDGER,
+    "first_batch_size": _LEDGER,
+    "first_noise_multiplier": _LEDGER,
+    "local_epochs": _LEDGER,
+    "selection": "a client with a budget refuses exact choices, and its ledger charges private ones",
+    "selections": _LEDGER,
+    "selection_epsilon": _LEDGER,
+    "compared": _LEDGER,
+    "loss_noise": _LEDGER,
+    "models_per_message": _LEDGER,
+    "held_out_epsilon": "at most epsilon, and the ledger limits its sum by the request's epsilon",
+    # of Secure
+    "clients": "the roster says who the clients are, and min-cohort of the node how many a round needs",
+    "num_clusters": _UTILITY,
+    "sampling_rate": _LEDGER,
+    "identifier_share": _LEDGER,
+    "sizes_until": _LEDGER,
+    "rebalance_min": _UTILITY,
+    "divisor": "the server divides sums that are noisy already",
+    "evaluations": _LEDGER,
+    "evaluation_noise": _LEDGER,
+    "histograms": _LEDGER,
+    "histogram_noise": _LEDGER,
+    "histogram_classes": _LEDGER,
+    "dropout": "the client computes the noise that the survivors' sum needs, and refuses a threshold that is too low",
+    "corrupt": "min-corrupt of the node configuration demands it",
+}
+
+
+def refused_by(request, plan, **changes):
+    asked = {"app": APP, "strategy": "fedavg", "round": 1, "releases": ["updates"], "plan": replace(plan, **changes)}
+    return Consent("alice", request).refuses(["alice"], **asked)
+
+
+def request_for(pki, plan):
+    unit = {"privacy_unit": plan.unit, "epsilon": plan.epsilon, "delta": plan.delta, "rounds": plan.rounds}
+    return RunRequest.read(signed(pki, **unit))
+
+
+@pytest.mark.parametrize("plan", [RECORD_PLAN, MASKED_PLAN], ids=lambda plan: plan.mechanism)
+def test_a_request_binds_every_term_of_a_plan_or_there_is_a_reason(pki, plan):
+    """A new field of a plan fails here until a request binds it, or the list above says why not."""
+    names = {field.name for field in fields(plan)}
+    assert names <= {*BOUND, *UNBOUND}
+    assert set(BOUND) <= names
+    assert not set(BOUND) & set(UNBOUND)
+    request = request_for(pki, plan)
+    assert refused_by(request, plan) == ""
+    for name, value in BOUND.items():
+        assert f"it is for {'20 rounds' if name == 'rounds' else name}" in refused_by(request, plan, **{name: value})
+
+
+def test_every_unbound_term_is_of_a_plan():
+    assert {field.name for plan in (RECORD_PLAN, MASKED_PLAN) for field in fields(plan)} == {*BOUND, *UNBOUND}
+
+
+@pytest.mark.parametrize(("signed_for", "plan"), [(MASKED_PLAN, RECORD_PLAN), (RECORD_PLAN, MASKED_PLAN)])
+def test_a_request_for_another_unit_is_refused(pki, signed_for, plan):
+    reason = refused_by(request_for(pki, signed_for), plan)
+    assert reason == f"the run's signed request: it is for privacy-unit {signed_for.unit}, not {plan.unit}"
+
+
+def test_a_request_without_privacy_pays_for_no_plan(pki):
+    request = RunRequest.read(signed(pki, privacy_unit="none", epsilon=None, delta=None))
+    assert "it is for privacy-unit none, not record" in refused_by(request, RECORD_PLAN)
+
+
+def test_a_client_refuses_records_where_clients_are_signed(pki, site):
+    assert "it is for privacy-unit client, not record" in refusal(site, request(signed(pki, privacy_unit="client")))
+
+
+def test_every_key_of_a_policy_is_a_term_of_a_request():
+    """A new key of a policy fails here until a request states what it limits."""
+    terms = {
+        "submitters": "key",
+        "strategies": "strategy",
+        "releases": "releases",
+        "epsilon_per_run": "epsilon",
+        "epsilon_per_month": "epsilon",
+    }
+    assert set(terms) == {field.name for field in fields(Policy)}
+    assert set(terms.values()) <= {field.name for field in fields(RunRequest)}

@@ -87,7 +87,7 @@ def test_a_cohort_of_empty_sites_has_errors_alone(content):
 
 
 def test_a_deployed_client_replies_as_if_it_had_records(content, tmp_path):
-    deployed = Client(1, str(tmp_path / "state"), data=str(tmp_path / "client-1.npz"))
+    deployed = Client(1, str(tmp_path / "state"), data=str(tmp_path / "client-1.npz"), guarantee="trusted-server")
     (reply,) = handle("train", content, [deployed])
     assert isinstance(reply, RecordDict)
 

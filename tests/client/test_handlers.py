@@ -133,11 +133,11 @@ def test_unseeded_clients_use_their_own_secret_randomness():
 def test_only_a_simulated_client_writes_where_a_message_says(tmp_path):
     message, _ = content(assign="nearest", **{"clients-dir": str(tmp_path / "server")})
     handle("train", message, [Client(0)])
-    handle("train", message, [Client(1, str(tmp_path / "own"))])
+    handle("train", message, [Client(1, str(tmp_path / "own"), guarantee="trusted-server")])
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert written == {"server/client-0.safetensors", "own/client-1.safetensors"}
     with pytest.raises(ClientError, match="state-dir"):
-        handle("train", message, [Client(2, "")])
+        handle("train", message, [Client(2, "", guarantee="trusted-server")])
     (tmp_path / "own" / "client-1.safetensors").write_bytes(b"torn")
     with pytest.raises(ClientError, match="cannot be read"):
-        handle("train", message, [Client(1, str(tmp_path / "own"))])
+        handle("train", message, [Client(1, str(tmp_path / "own"), guarantee="trusted-server")])

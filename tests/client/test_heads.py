@@ -90,6 +90,7 @@ def test_a_head_far_from_the_end_of_a_long_ledger(world, monkeypatch):
 
 def test_replies_outside_record_level_have_no_head(world):
     del world.node["epsilon"], world.node["delta"]
+    world.node["guarantee"] = "trusted-server"
     assert world.ask("train", {"strategy": "fedavg"})[0] == "reply"
     assert world.head is None
     assert (

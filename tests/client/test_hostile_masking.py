@@ -898,10 +898,11 @@ def test_layers_with_too_little_noise_are_refused(pki, tmp_path, monkeypatch, of
 @pytest.mark.parametrize("missing", ["roster", "key", "state-dir"])
 def test_a_client_without_roster_key_or_state_takes_part_in_no_masked_round(pki, tmp_path, missing):
     sites = Sites(tmp_path, pki, 6)
-    del sites.nodes[0][missing]
+    del sites.nodes[0][missing], sites.nodes[0]["guarantee"]
     assert sites.key(0) is None
     server = Server(sites, plan_of(6), keys=dict.fromkeys(range(6), sites.key(1)))
-    assert "masked updates require a" in sites.refusal(0, "train.open", server.open_content())
+    reason = "masked updates require a" if missing == "key" else "no guarantee is declared"
+    assert reason in sites.refusal(0, "train.open", server.open_content())
 
 
 def test_the_key_of_the_node_is_needed_once(pki, tmp_path):
@@ -937,7 +938,7 @@ def test_a_key_that_is_another_client_s_is_of_no_use(pki, tmp_path, caplog):
 
 
 def test_no_request_of_another_kind_gives_an_update_unmasked(stages, trained):
-    """The plain request is for servers that the owner trusts: a policy leaves it out, and no budget covers it."""
+    """The plain request is for servers that the owner trusts: a policy leaves it out, and the guarantee refuses it."""
     stage = stages("train.open")
     policy = stage.sites.path / "policy.toml"
     policy.write_text('releases = ["masked updates"]')
@@ -946,6 +947,6 @@ def test_no_request_of_another_kind_gives_an_update_unmasked(stages, trained):
     assert "release of updates is not allowed" in refused(stage, content, trained, "train")
     del stage.sites.nodes[VICTIM]["policy"]
     stage.sites.nodes[VICTIM] |= {"epsilon": 20.0, "delta": 1e-4}
-    assert "which requires record-level privacy" in refused(stage, content, trained, "train")
+    assert "guarantee = masked-sums refuses train" in refused(stage, content, trained, "train")
     assert "does not cover evaluation" in refused(stage, content, trained, "evaluate")
     del stage.sites.nodes[VICTIM]["epsilon"], stage.sites.nodes[VICTIM]["delta"]

@@ -60,7 +60,13 @@ def question(shape=SHAPE, classes=2, **settings):
 def ask(content, **node):
     """What a deployed client answers to a message to train."""
     LocalGrid(1)  # messages have a sender
-    context = Context(run_id=1, node_id=1, node_config={"client-id": 0, **node}, state=RecordDict(), run_config={})
+    context = Context(
+        run_id=1,
+        node_id=1,
+        node_config={"client-id": 0, "guarantee": "trusted-server", **node},
+        state=RecordDict(),
+        run_config={},
+    )
     return app(Message(content, dst_node_id=1, message_type="train"), context).content
 
 
@@ -228,7 +234,13 @@ def test_a_client_compares_the_code_of_its_training_with_the_servers(folder, tmp
 @pytest.mark.parametrize("verb", HANDLERS)
 def test_every_verb_is_guarded(verb, monkeypatch):
     LocalGrid(1)
-    context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
+    context = Context(
+        run_id=1,
+        node_id=1,
+        node_config={"client-id": 0, "guarantee": "trusted-server"},
+        state=RecordDict(),
+        run_config={},
+    )
     content, _ = question()
     of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"}
     of_verbs |= {"feature-range": 1.0, "local": "k-means", "local-centroids": 1}

@@ -373,14 +373,14 @@ def test_simulated_clients_report_both_accuracies(method):
 
 @pytest.mark.parametrize("method", PERSONAL_METHODS)
 def test_diagnostics_of_deployed_clients_say_nothing_of_their_own_models(method, tmp_path):
-    clients = [Client(3, str(tmp_path))]
+    clients = [Client(3, str(tmp_path), guarantee="trusted-server")]
     plain = sent(replies("evaluate", clients, private=False))
     assert sent(replies("evaluate", clients, private=False, personalize=method)) == plain
 
 
 @pytest.mark.parametrize("folder", [None, "state"])
 def test_a_private_mean_is_of_the_own_models(folder, tmp_path):
-    clients = [Client(3, folder and str(tmp_path / folder))]
+    clients = [Client(3, folder and str(tmp_path / folder), guarantee="trusted-server")]
     (simulated,) = sent(replies("evaluate", [Client(3)], private=False, personalize="all"))
     (plain,) = sent(replies("evaluate", clients, private=True))
     (own,) = sent(replies("evaluate", clients, private=True, personalize="all"))
@@ -390,7 +390,7 @@ def test_a_private_mean_is_of_the_own_models(folder, tmp_path):
 
 
 def test_a_client_with_a_budget_of_its_own_reports_neither(tmp_path):
-    clients = [Client(3, str(tmp_path), (1.0, 1e-5))]
+    clients = [Client(3, str(tmp_path), (1.0, 1e-5), guarantee="record-level")]
     (refusal,) = replies("evaluate", clients, private=True, personalize="all")
     assert "does not cover evaluation" in str(refusal)
     willing = [replace(clients[0], diagnostics=True)]

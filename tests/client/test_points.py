@@ -139,16 +139,16 @@ def test_points_of_any_range_lie_inside_as_the_server_sees_it(tmp_path, bound):
 
 
 def test_a_client_with_a_budget_gives_nothing_that_it_does_not_pay_for(tmp_path):
-    rich = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
+    rich = Client(0, str(tmp_path / "own"), (8.0, 1e-5), guarantee="record-level")
     (answer,) = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [rich])
     assert isinstance(answer, ClientError)
-    assert "requires record-level privacy: request rejected" in str(answer)
+    assert "guarantee = record-level refuses train.gan" in str(answer)
     for plans in ({}, {"record-plans": terms()[1]}):  # a plan does not pay for exact centroids
         (answer,) = ask(
             "train.centroids", question(tmp_path, **{"local": "k-means", "local-centroids": 8}, **plans), [rich]
         )
         assert isinstance(answer, ClientError)
-        assert "request rejected" in str(answer)
+        assert "guarantee = record-level refuses train.centroids" in str(answer)
 
 
 # ---- train.gan at record level ---------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_it_pays_every_step_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("many", [7, 9])
 def test_the_number_of_samples_is_the_public_one(tmp_path, many):
     """A real client keeps all of its records; its number of samples does not tell how many."""
-    real = Client(1, str(tmp_path), (8.0, 1e-3))
+    real = Client(1, str(tmp_path), (8.0, 1e-3), guarantee="record-level")
     answer, _ = privately(tmp_path, real, {"seed": "auto", "samples-per-client": many})
     assert read(answer, 1, 8).shape == (8, 4)
 
@@ -221,19 +221,21 @@ def test_a_budget_that_is_spent_refuses_before_it_draws(tmp_path, monkeypatch):
 
 
 def test_its_own_budget_counts_not_what_the_server_says(tmp_path):
-    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (0.1, 1e-3)), {"seed": "auto"}, epsilon=1e6)
+    answer, _ = privately(
+        tmp_path, Client(0, str(tmp_path), (0.1, 1e-3), guarantee="record-level"), {"seed": "auto"}, epsilon=1e6
+    )
     assert isinstance(answer, ClientError)
     assert charges(tmp_path, 0) == []
 
 
 def test_a_seed_is_refused_where_the_budget_is_the_client_s_own(tmp_path):
-    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (8.0, 1e-3)))
+    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (8.0, 1e-3), guarantee="record-level"))
     assert "a seed reveals the noise" in str(answer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_folder_there_is_no_account_and_no_sample(tmp_path):
-    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3)), {"seed": "auto"})
+    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3), guarantee="record-level"), {"seed": "auto"})
     assert isinstance(answer, ClientError)
 
 
@@ -328,15 +330,21 @@ def test_labels_stay_at_the_client_and_numbers_of_records_are_told(tmp_path):
 
 def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_path):
     assert set(label(tmp_path, 0, **{"release-counts": False})) == {"reply"}
-    mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
+    mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5), guarantee="record-level")
     assert set(label(tmp_path, mistrusts)) == {"reply"}
     assert len(StateFile(tmp_path / "own", 0).read()["labels"]) > 0
-    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), (8.0, 1e-5), True))) == {"reply", "diagnostics"}
-    assert set(label(tmp_path, Client(0, str(tmp_path / "own")))) == {"reply", "diagnostics"}
+    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), (8.0, 1e-5), True, "record-level"))) == {
+        "reply",
+        "diagnostics",
+    }
+    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), guarantee="trusted-server"))) == {
+        "reply",
+        "diagnostics",
+    }
 
 
 def test_a_client_without_a_folder_cannot_keep_labels(tmp_path):
-    answer = label(tmp_path, Client(0, ""))
+    answer = label(tmp_path, Client(0, "", guarantee="trusted-server"))
     assert isinstance(answer, ClientError)
     assert "state-dir" in str(answer)
 

@@ -159,8 +159,8 @@ def test_a_month_ends_after_a_restart_too(allows, clocks):
 
 def test_a_client_whose_policy_allows_no_scores_says_so():
     for releases, evaluates in ((None, True), (("scores",), True), (("updates",), False)):
-        assert Client(0, "/state", policy=Policy(releases=releases)).evaluates is evaluates
-    assert not Client(0, "/state", (1.0, 1e-5), policy=Policy()).evaluates
+        assert Client(0, "/state", guarantee="trusted-server", policy=Policy(releases=releases)).evaluates is evaluates
+    assert not Client(0, "/state", (1.0, 1e-5), guarantee="record-level", policy=Policy()).evaluates
 
 
 def test_a_refusal_is_typed(world):

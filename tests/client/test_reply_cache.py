@@ -42,6 +42,7 @@ def ask(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", x=rng.integers(0, 256, (24, 1, 4, 4), np.uint8), y=np.arange(24) % 2)
     node = {"client-id": 0, "data": str(tmp_path / "own.npz"), "state-dir": str(tmp_path)}
+    node |= {"guarantee": "trusted-server"}
     LocalGrid(1)  # messages have a sender
 
     def call(number, start=0.0, flower_run=1, settings=CONFIG):

@@ -293,7 +293,7 @@ def test_only_the_pinned_app_runs(tmp_path):
             client = [sys.executable, "-c", DESCRIBED, "client", "--superlink", f"localhost:{fleet}"]
             client += ["--data", tmp_path / "data", "--key", pki / "nodes" / f"node-{i}.key", "--ca", pki / "ca.crt"]
             client += ["--state-dir", tmp_path / f"state-{i}", "--port", free_port(), *pins[i]]
-            client += ["--set", f"trace={tmp_path}/trace-{i}"]
+            client += ["--guarantee", "trusted-server", "--set", f"trace={tmp_path}/trace-{i}"]
             own = variables | {"FLWR_HOME": str(tmp_path / f"home-{i}")}
             process = stack.enter_context(running(client, logs[i], **own))
         flwr("run", app, "here", "--run-config", f'out="{out}"')

@@ -71,9 +71,12 @@ def words(pki, fleet, *more, **changes):
         "key": pki / "nodes" / "node-1.key",
         "ca": pki / "ca.crt",
         "client-id": 1,
+        "guarantee": "trusted-server",
         "port": free_port(),
     }
     options |= {key.replace("_", "-"): value for key, value in changes.items()}
+    if "--epsilon" in more:
+        del options["guarantee"]
     return ["client", *(word for key, value in options.items() for word in (f"--{key}", value)), *more]
 
 
@@ -92,6 +95,7 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
         "ca",
         "app",
         "state",
+        "guarantee",
         "port",
         "superlink",
         "clock",
@@ -319,6 +323,8 @@ def test_where_state_lies(tmp_path, monkeypatch):
         (["--epsilon", "nan", "--delta", 0.1], ["epsilon is nan; expected"]),
         (["--epsilon", "inf", "--delta", 0.1], ["epsilon is inf; expected"]),
         (["--epsilon", 1, "--delta", 1], ["delta is 1.0; expected a finite number in (0, 1)"]),
+        (["--guarantee", "trust"], ["guarantee is 'trust'", "masked-sums", "record-level", "trusted-server"]),
+        (["--guarantee", "record-level"], ["guarantee = record-level requires epsilon and delta"]),
         (["--epsilon", 1, "--delta", 0.1], ["epsilon requires input-shape and num-classes"]),
         (["--num-classes", 2], ["input-shape and num-classes", "both"]),
         (["--value-range", "0:1"], ["value-range requires"]),
@@ -525,7 +531,9 @@ def test_every_failure_is_told_at_once(coterie, pki, executed):
     assert status == 1
     assert [line.split()[1] for line in err.splitlines()] == ["--data", "--key"]
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines] == ["data", "key", "ca", "app", "state", "port", "superlink", "versions"]
+    assert [line.split()[0] for line in lines] == [
+        *("data", "key", "ca", "app", "state", "guarantee", "port", "superlink", "versions")
+    ]
     assert lines[1] == "key        failed: see the error of --key"
     assert executed == []
 

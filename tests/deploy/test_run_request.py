@@ -30,7 +30,7 @@ TERMS = {
     "rounds": 20,
     "releases": ("updates",),
 }
-ASKED = {"app": APP, "strategy": "fedavg", "rounds": 20, "releases": ["updates"], "privacy": (2.0, 1e-4)}
+ASKED = {"app": APP, "strategy": "fedavg", "rounds": 20, "releases": ["updates"], "privacy": ("record", 2.0, 1e-4)}
 RECORD = {
     "privacy.privacy-unit": "record",
     "data.samples-per-client": 100,
@@ -168,10 +168,11 @@ def test_a_request_is_valid_for_its_days(pki, monkeypatch):
         ({"rounds": 21}, "it is for 20 rounds, not 21"),
         ({"releases": ["updates", "losses"]}, "release of losses"),
         ({"privacy": None}, "it is for record-level privacy, and the run has none"),
-        ({"privacy": (2.1, 1e-4)}, "it is for epsilon 2, not 2.1"),
-        ({"privacy": (2.0, 1e-3)}, "it is for delta 0.0001, not 0.001"),
-        ({"privacy": (float("inf"), 1e-4)}, "not inf"),
-        ({"privacy": (1.0, 1e-5), "rounds": 1, "app": None}, ""),
+        ({"privacy": ("client", 2.0, 1e-4)}, "it is for privacy-unit record, not client"),
+        ({"privacy": ("record", 2.1, 1e-4)}, "it is for epsilon 2, not 2.1"),
+        ({"privacy": ("record", 2.0, 1e-3)}, "it is for delta 0.0001, not 0.001"),
+        ({"privacy": ("record", float("inf"), 1e-4)}, "not inf"),
+        ({"privacy": ("record", 1.0, 1e-5), "rounds": 1, "app": None}, ""),
         ({"releases": [], "privacy": None}, ""),
     ],
     ids=str,

@@ -57,7 +57,7 @@ def test_a_client_answers_what_alice_has_signed_and_nothing_else(tmp_path, monke
     client = [*program, "client", "--superlink", f"localhost:{fleet}", "--key", pki / "nodes" / "node-0.key"]
     client += ["--ca", pki / "ca.crt", "--data", tmp_path / "data", "--state-dir", tmp_path / "state"]
     client += ["--port", runtime, "--epsilon", 8, "--delta", 1e-3, "--input-shape", "1x4x4", "--num-classes", 2]
-    client += ["--roster", pki / "roster.json", "--policy", tmp_path / "policy.toml"]
+    client += ["--guarantee", "record-level", "--roster", pki / "roster.json", "--policy", tmp_path / "policy.toml"]
 
     def called(*words):
         command = [str(word) for word in words]

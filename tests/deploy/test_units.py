@@ -125,7 +125,7 @@ def test_the_units_are_a_deployment(tmp_path, monkeypatch):
         serverapp, serverapp_log = machine.start("coterie-serverapp")
         register_nodes("here", {"client-0": etc / "nodes" / "node-0.pub"})
         options = {"SUPERLINK": f"localhost:{fleet}", "DATA": data, "KEY": etc / "nodes" / "node-0.key"}
-        args = f"--isolation=process --port={runtime} --input-shape=1x4x4 --num-classes=2"
+        args = f"--isolation=process --port={runtime} --input-shape=1x4x4 --num-classes=2 --guarantee=trusted-server"
         client, log = machine.start("coterie-client@", "0", CA=etc / "ca.crt", ARGS=args, **options)
         until(lambda: open_port(runtime), client, log)
         machine.start("coterie-superexec@", "0", PORT=runtime)

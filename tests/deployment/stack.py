@@ -101,6 +101,7 @@ class Stack:
             "DATA": str(self.data),
             "BUDGETS": str(self.runs.parent / "budgets"),
             "RUNS": str(self.runs),
+            "CLIENT_CONFIG": 'guarantee="trusted-server"',
             **environment,
         }
 

@@ -40,6 +40,7 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         CERTIFICATE=str(server.secrets / "nodes" / "node-0.crt"),
         CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
         BUDGET=str(folder / "budget"),
+        CLIENT_ARGS="--guarantee trusted-server",
     )
     way_to_server = {"external": True, "name": "coterie-test-server_fleet"}
     edge.override({}, networks={"default": way_to_server})

@@ -45,7 +45,9 @@ print(*sums)
 def stack(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked")
     folder.chmod(0o755)
-    deployment = Stack(folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'roster="{ROSTER}"')
+    deployment = Stack(
+        folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'guarantee="masked-sums" roster="{ROSTER}"'
+    )
     deployment.prepare()
     deployment.override(**further_clients(CLIENTS))
     try:

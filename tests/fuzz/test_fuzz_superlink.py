@@ -120,6 +120,7 @@ class Nodes:
         message.metadata.__dict__["_message_id"] = question
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run, node
         config = {"client-id": client, "data": str(self._data), "state-dir": str(self._data.parent / str(client))}
+        config["guarantee"] = "trusted-server"
         honest = app(message, Context(run, node, config, RecordDict(), {})).content
         self._seen.append(honest)
         verb, sent = message.metadata.message_type, False

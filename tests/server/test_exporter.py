@@ -16,7 +16,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine.in_process import LocalGrid
 from coterie.flower.run_log import read_progress
-from coterie.results import RoundRecord
+from coterie.results import Diagnostics, RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
 from coterie.server.exporter import serve_metrics
@@ -85,14 +85,26 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
     assert_closed(port)
 
 
-@pytest.mark.parametrize(("evaluate", "word"), [("diagnostic", "exact"), ("private", "noisy")])
-def test_prometheus_reads_what_an_accuracy_is(folder, port, evaluate, word):
-    run = folder(metrics_port=port, evaluate=evaluate, clients=2000)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"coterie_accuracy": 0.25}),
+        ({"record_diagnostics": True}, {"coterie_accuracy": 0.25, "coterie_diagnostics_accuracy": 0.75}),
+        ({"privacy_unit": "none"}, {"coterie_accuracy": 0.75}),
+    ],
+    ids=str,
+)
+def test_exact_scores_are_served_as_recorders_record_them(folder, port, settings, expected):
+    """Of a private run on request alone; the noisy mean always."""
+    run = folder(metrics_port=port, clients=2000, **settings)
     with serve_metrics(run, 2):
-        run.on_metrics(RoundRecord(round=1, epsilon=0.5, accuracy=0.5))
+        run.on_metrics(RoundRecord(round=1, epsilon=0.5, accuracy=0.25, scores=Diagnostics(accuracy=0.75)))
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            (text,) = [line for line in answer.read().decode().splitlines() if "HELP coterie_accuracy" in line]
-    assert word in text
+            lines = answer.read().decode().splitlines()
+        samples = scrape(port)
+    assert {name: value for name, value in samples.items() if "accuracy" in name} == expected
+    (text,) = [line for line in lines if "HELP coterie_accuracy" in line]
+    assert "noisy and charged; exact in a run without privacy" in text
 
 
 def assert_closed(port):
@@ -189,6 +201,9 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
     assert (found["round"], found["accuracy"]) == (2, rounds[-1]["accuracy"])
     kept = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [sample["coterie_round"] for sample in scraped] == [1, 2]
+    assert found["accuracy"] is not None
+    assert ("coterie_accuracy" in scraped[-1]) == (unit == "none")  # exact: evaluate = diagnostic
+    assert not [name for sample in scraped for name in sample if "diagnostics" in name]
     if unit == "client":
         assert scraped[-1]["coterie_epsilon"] == kept[-1]["epsilon"] == rounds[-1]["epsilon"] < 8.0
         assert scraped[-1]["coterie_epsilon_budget"] == 8.0

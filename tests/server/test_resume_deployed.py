@@ -60,6 +60,7 @@ class Deployed(LocalGrid):
         client = message.metadata.dst_node_id - 1
         own = self._folder / str(client)
         node = {"client-id": client, "data": str(own / "own.npz"), "state-dir": str(own)}
+        node |= {"guarantee": "trusted-server"}
         try:
             return app(message, Context(1, client + 1, node, RecordDict(), {}))
         except Exception as error:

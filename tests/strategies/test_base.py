@@ -199,7 +199,7 @@ def test_a_run_whose_clients_refuse_evaluation_says_so_before_round_1(caplog, sa
         start(grid, evaluate_every=1)
     warned = [r.getMessage() for r in caplog.records if "refuse evaluation" in r.getMessage()]
     assert [text.split(" (")[0] for text in warned] == [
-        "2 of 3 registered clients refuse evaluation, which their own budgets do not cover"
+        "2 of 3 registered clients refuse evaluation, which their guarantees do not cover"
     ] * (said is False)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "flwr"):

@@ -365,7 +365,7 @@ class Wary(LocalGrid):
         self._folder, self._diagnostics = str(folder), diagnostics
 
     def _client(self, client_id):
-        return Client(client_id, self._folder, (5.0, 1e-4), self._diagnostics)
+        return Client(client_id, self._folder, (5.0, 1e-4), self._diagnostics, "record-level")
 
 
 def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
@@ -375,7 +375,7 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     )
     assert strategy.statistics.accepted == 0
     reasons = " ".join(strategy.statistics.dropped)
-    assert "which requires record-level privacy" in reasons
+    assert "guarantee = record-level refuses" in reasons
     assert "does not cover evaluation" in reasons
     assert not result.evaluate_metrics_clientapp
     unseeded = {key: value for key, value in CONFIG.items() if key != "seed"}
@@ -621,10 +621,10 @@ def test_a_client_tells_no_losses_that_nobody_planned_or_that_it_cannot_pay_for(
 
 
 def test_a_client_with_a_budget_of_its_own_tells_losses_under_a_plan_and_without_a_seed_alone(tmp_path):
-    wary = Client(0, str(tmp_path), (1.0, 1e-5))
+    wary = Client(0, str(tmp_path), (1.0, 1e-5), guarantee="record-level")
     asked = {"client": wary, "seed": None}
     (answer,) = tell(None, APART, **asked)
-    assert "which requires record-level privacy" in str(answer)
+    assert "guarantee = record-level refuses" in str(answer)
     terms = client_plan(compared=2, loss_noise=8.0)
     (answer,) = tell([terms], APART, client=wary)
     assert "a seed reveals the noise" in str(answer)

@@ -101,7 +101,7 @@ def test_the_client_of_coterie_conforms(tmp_path, budget):
     settings = {"dataset": "own", "input-shape": "3", "num-classes": 2, "model": "linear", "privacy-unit": "none"}
     config = RunConfig({**settings, "clusters": 2, "clients": 4}).for_clients()
     node = {"client-id": 1, "state-dir": str(tmp_path / "state"), "data": str(tmp_path / "mine.npz")}
-    node |= {"input-shape": "3", "num-classes": 2}
+    node |= {"input-shape": "3", "num-classes": 2} | ({} if budget else {"guarantee": "trusted-server"})
     more = {}
     if budget:
         node |= {"epsilon": 1e3, "delta": 1e-4, "budget-file": str(tmp_path / "budget.jsonl")}

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NoReturn, Self, Unpack
 
 import numpy as np
@@ -45,9 +45,9 @@ from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matri
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.noise import check_noise
 from coterie.privacy.plan import PlanNumbers
+from coterie.privacy.preconditions import Precondition, of_banded
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
-from coterie.privacy.statement import Statement
 
 #: Who knows which clients of a slot take part: everyone, or the server alone.
 PARTICIPATION = ("visible", "secret")
@@ -287,8 +287,6 @@ class Banded(InTurn):
     # ---- for the certificate ------------------------------------------------------------------------------
 
     @property
-    def statement(self) -> Statement:
-        """The joint mechanism's, and what participation shows."""
-        stated, attendance = super().statement, "whether a client replies, which must not depend on its data"
-        secret = self.event().sampling_rate < 1
-        return replace(stated, outside=(f"{stated.outside[0]}; {attendance}" if secret else attendance,))
+    def preconditions(self) -> tuple[Precondition, ...]:
+        """Those of Theorem 4: participation is secret if a client of a slot may be left out."""
+        return of_banded(secret=self.event().sampling_rate < 1)

@@ -71,6 +71,7 @@ from coterie.fields import OneOf
 from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.plan import Plan
+from coterie.privacy.preconditions import SLOTS, Precondition
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
 from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
@@ -232,6 +233,11 @@ class RRSlot(Plan):
     def _check_identifiers(self) -> None:
         if self.num_clusters > 1 and not self.identifier_share:
             raise PrivacyError(f"mechanism {self.mechanism} adds noise to labels: set identifier-share above 0")
+
+    @property
+    def preconditions(self) -> tuple[Precondition, ...]:
+        """Those of Theorem 2."""
+        return SLOTS
 
     @property
     def cohort_size(self) -> int:

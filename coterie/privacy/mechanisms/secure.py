@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -45,6 +45,7 @@ from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.noise import check_noise
+from coterie.privacy.preconditions import Precondition, of_secure
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
@@ -58,7 +59,6 @@ from coterie.privacy.secure_aggregation.integers import (
 )
 from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS, NoiseLayers
-from coterie.privacy.statement import Statement
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
 MAX_PARAMETERS = 2_000_000
@@ -326,19 +326,10 @@ class Secure(InTurn):  # large: what rounds and evaluations need
     # ---- for the certificate ------------------------------------------------------------------------------
 
     @property
-    def statement(self) -> Statement:
-        """What the server sees, and what the guarantee assumes."""
+    def preconditions(self) -> tuple[Precondition, ...]:
+        """Those of Theorem 9."""
         who = "of all clients" if self.evaluations or self.histograms else "clients of a cohort"
-        return replace(
-            super().statement,
-            outside=(
-                "whether a client replies, which must not depend on its data",
-                f"that at most {self.corrupt} {who} work with the server: it assumes that all others of the roster "
-                "are honest, and different, parties",
-                "computers that break X25519, AES or SHA-256: the guarantee against the server is computational",
-                "code that the operator sends to clients: they run the app that they trust (its hash)",
-            ),
-        )
+        return of_secure(corrupt=self.corrupt, clients=who)
 
 
 def _integers(contributions: Contributions) -> IntegerSums:
