@@ -588,6 +588,16 @@ def _matmul(args: Arguments, kwargs: Keywords) -> bool:
     return isinstance(left, Tensor) and _is_rows(right) and right.ndim >= 3 and left.ndim <= 2
 
 
+def _einsum(args: Arguments, kwargs: Keywords) -> bool:
+    """The first letter of all records, and of the result, is that of the records, and no other operand has it."""
+    (inputs, _, output), operands = args[0].replace(" ", "").partition("->"), _flat(args[1:])
+    terms = list(zip(operands, inputs.split(","), strict=True))
+    letters = {term[:1] for operand, term in terms if _is_rows(operand)}
+    once = all(term.count(letter) == _is_rows(operand) for operand, term in terms for letter in letters)
+    tensors = all(_is_rows(operand) or isinstance(operand, Tensor) for operand in operands)
+    return tensors and once and letters == {output[:1]} and output.count(output[:1]) == 1 and "." not in args[0]
+
+
 def _linear(args: Arguments, kwargs: Keywords) -> bool:
     constants = [*args[1:], *kwargs.values()]
     constant = all(part is None or isinstance(part, Tensor) for part in constants)
@@ -680,6 +690,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), _new),
     "getitem": _index,
     **dict.fromkeys(("matmul", "bmm"), _matmul),
+    "einsum": _einsum,
     "linear": _linear,
     **{
         f"{name}{rank}d": _spatial(rank + 2, rank + 2)
