@@ -502,7 +502,8 @@ def _apart_along(dims: Sequence[int], rest: Arguments, added: int = 0) -> bool:
     return len(ndims) == 1 and plain and all(dim % (max(ndims) + added) for dim in dims)
 
 
-def _flip(args: Arguments, kwargs: Keywords) -> bool:
+def _along_each(args: Arguments, kwargs: Keywords) -> bool:
+    """All arguments but the first are dimensions."""
     dims = _flat([args[1:], list(kwargs.values())])
     return _whole_numbers(dims) and _apart_along(dims, args[:1])
 
@@ -572,8 +573,9 @@ def _index(args: Arguments, kwargs: Keywords) -> bool:
     if not _is_rows(value) or not places or not plain:
         return False
     if by_list:  # beside numbers, the selected dimension could become the first one
-        rest = [place for place in places if place is not by_list[0]]
-        return len(by_list) == 1 and rest[:1] == [slice(None)] and all(isinstance(part, slice | None) for part in rest)
+        rest = [place for place in places[1:] if place is not by_list[0]]
+        single = len(by_list) == 1 and all(isinstance(place, slice | None) for place in rest)
+        return single and isinstance(places[0], slice) and places[0] == slice(None)
     if places[0] is ...:
         return bool(sum(place is not None for place in places[1:]) < value.ndim)
     return isinstance(places[0], slice) and places[0] == slice(None)
@@ -664,13 +666,13 @@ _BY_NUMBER = (
 )  # fmt: skip
 _ALONG_FIRST = (
     "mean", "sum", "prod", "amax", "amin", "argmax", "argmin", "all", "any", "logsumexp", "std", "var", "softmax",
-    "log_softmax", "softmin", "cumsum", "cumprod", "logcumsumexp", "unbind", "squeeze", "select", "narrow", "median",
+    "log_softmax", "softmin", "cumsum", "cumprod", "logcumsumexp", "unbind", "select", "narrow", "median",
     "max", "min", "unflatten", "gather",
 )  # fmt: skip
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_BY_NUMBER, _by_number),
     **dict.fromkeys(_ALONG_FIRST, _along(1)),
-    **dict.fromkeys(("cat", "concat"), _along(1, 0)),
+    "cat": _along(1, 0),
     **dict.fromkeys(("sort", "argsort", "glu"), _along(1, -1)),
     **dict.fromkeys(("chunk", "split", "tensor_split"), _along(2, 0)),
     **dict.fromkeys(("roll", "norm", "vector_norm", "repeat_interleave"), _along(2)),
@@ -679,7 +681,7 @@ _RULES: dict[str, Rule] = {
     "where": _where,
     "stack": _along(1, 0, added=1),
     "unsqueeze": _along(1, added=1),
-    "flip": _flip,
+    **dict.fromkeys(("flip", "squeeze"), _along_each),
     "index_select": _select_by_constant,
     **dict.fromkeys(("reshape", "view"), _reshape),
     "flatten": _flatten,
@@ -703,7 +705,9 @@ _RULES: dict[str, Rule] = {
     "pad": _pad,
     **dict.fromkeys(("layer_norm", "rms_norm"), _normalise_last),
     "scaled_dot_product_attention": _attend,
-    **{f"{name}dropout{rank}": _drop for name in ("", "alpha_", "feature_alpha_") for rank in ("", "1d", "2d", "3d")},
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _drop
+    ),
     "one_hot": _one_hot,
 }
 # Only the method unfold(dim, size, step) and the function of this name differ.

@@ -19,7 +19,7 @@ from coterie.client.ghost import GhostClipping
 from coterie.client.record_level import _apart, held_out_counts
 from coterie.client.records_apart import apart, traced
 from coterie.client.scores import example_losses
-from coterie.datasets import Shard, TestSet, Units
+from coterie.datasets import Shard, TestSet
 from coterie.models import ModelError, float32_arrays, set_training, trainable
 from coterie.tasks import task_of
 from coterie.wire.messages import Layout
@@ -247,11 +247,133 @@ def test_a_network_that_is_known_is_evaluated_as_it_is():
 
 # ---- the trace --------------------------------------------------------------------------------------------
 
+ONES, SOME = torch.ones, torch.tensor([0, 1])
+#: Arguments after the first of functions that broadcast. Texts stand for values of the batch.
+OPERANDS = [
+    (), (0.5,), (2,), (1, True), (-1.0, 1.0), ("x",), ("x", "x"), ("x", 0.5), ("mask", 0.5), ("mask", "x"), ("n",),
+    (ONES(8),), (ONES(1, 8),), (ONES(3, 8),), (ONES(3, 4, 2),), (ONES(8), ONES(8)), ("x", ONES(8)), (torch.float64,),
+    (torch.tensor(2.0),), ("lower", "x"),
+]  # fmt: skip
+#: Those of all others.
+ARGUMENTS = [
+    (), (0,), (1,), (-1,), (-2,), (2,), (3,), ((0, 1),), ((1, 2),), ((-1, -2),), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1),
+    (2, -1), (1, -1), (0, 1, 2), (0, 2, 1), (1, 0, 2), (0, 3, 2, 1), (1, 0, 2, 3), (1, 1, 2), (0, 1, 2), (1, 1, 3),
+    (slice(None),), ((slice(None), 1),), ((slice(1), 1),), ((..., 0),), ((..., None),), ((0, slice(None)),),
+    ((slice(None), [0, 1]),), (([0, 1, 2], slice(None)),), ((slice(None), None),), (None,), ((None, slice(None)),),
+    ((slice(None), SOME),), ((slice(None), 0, slice(None), SOME),), ((..., ONES(3, 8).bool()),), (SOME,), ("mask",),
+    (1, SOME), (0, SOME), (1, "ranks"), (0, "ranks"), (1, (2, 4)), (0, (1, 3)), ("n", -1), ("n", 8), ("n", 4, 2),
+    (("n", 8), 2.0), (-1, 4), (-1, 8), (8, -1), (-1, 2), ("n", 2, -1), ("n", -1, -1), (-1, 1, -1), (3, 8), (2, 1, 1, 1),
+    ([1, 1],), ([1, 1, 1, 1],), ([1, 1, 1, 1, 1, 1],), ((8,),), ((3, 8),), ((4, 2),), ((3, 4, 2),), (0.0, False),
+    (0.5, True), (0.5, False), ("x",), ("x", "x"), ("x", 0), ("x", 1), (ONES(8, 8),), (ONES(2, 2),), (ONES(3, 3),),
+    (ONES(3, 8, 8),), (ONES(8),), ("turned",),
+]  # fmt: skip
+NAMED = [
+    {},
+    {"dim": 0},
+    {"dim": 1},
+    {"axis": -1, "keepdim": True},
+    {"start_dim": 1},
+    {"end_dim": 1},
+    {"num_classes": 9},
+]
+#: Shapes of a record: of layers' outputs, sequences, and images of one to three dimensions.
+SHAPES = [(8,), (4, 2), (4, 2, 2), (4, 2, 2, 2)]
+#: Functions whose first argument is no tensor.
+EQUATIONS = ["bi,bj->bij", "bi,bj->ij", "bi,bi->b", "bi,ci->bc", "ab,ab->ba", "bi,bj->bbi", "...i,...i->..."]
 
-def trace(hidden, shape=VECTORS):
-    """The trace of a network with this function between two layers; None if it has none."""
+
+def calls_of(name):
+    """Functions of a batch: everything that has this name, with all arguments."""
+    if name == "einsum":
+        yield from (lambda x, text=text: torch.einsum(text, x, x) for text in EQUATIONS)
+        yield from (lambda x, text=text: torch.einsum(text, x, ONES(8, 8)) for text in ("bi,ij->bj", "ib,ij->bj"))
+        return
+    if name in ("cat", "stack"):
+        for dims in ((), (0,), (1,), (-1,), (-2,)):
+            yield from (lambda x, dims=dims, y=y: getattr(torch, name)([x, y(x)], *dims) for y in (torch.sin, ones_of))
+    places = [place for place in (torch, functional, torch.linalg, records_apart.operator) if hasattr(place, name)]
+    functions = [getattr(place, name) for place in places]
+    if hasattr(torch.Tensor, name):
+        functions.append(lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs))
+    broadcasts = name in records_apart._BY_NUMBER or name == "where"
+    for function in functions:
+        for args in OPERANDS if broadcasts else ARGUMENTS:
+            for kwargs in NAMED if len(args) < 2 and not broadcasts else [{}]:
+                yield lambda x, function=function, args=args, kwargs=kwargs: called(function, x, args, kwargs)
+
+
+def ones_of(x):
+    return ONES(tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else x.sample.shape)
+
+
+def called(function, x, args, kwargs):
+    symbols = {"x": lambda: x, "n": lambda: x.shape[0], "ranks": lambda: x.argsort(1), "mask": lambda: x > 0,
+               "lower": lambda: x[:, 0], "turned": lambda: x.transpose(-1, -2)}  # fmt: skip
+
+    def value_of(argument):
+        if isinstance(argument, tuple):
+            return tuple(map(value_of, argument))
+        return symbols[argument]() if isinstance(argument, str) else argument
+
+    return function(x, *map(value_of, args), **kwargs)
+
+
+def first_tensor(result):
+    return result if isinstance(result, torch.Tensor) or not hasattr(result, "__len__") else result[0]
+
+
+def accepted(function, batch):
+    """Whether the trace knows that a function treats these records apart."""
+    tracer = records_apart._Tracer({})
+    try:
+        result = function(tracer._add("placeholder", "x", (), {}, batch))
+        return isinstance(result, records_apart._Value) and not isinstance(result.sample, int)
+    except Exception:  # of the trace, or of PyTorch about the arguments
+        return False
+
+
+@pytest.mark.parametrize("name", records_apart._RULES)
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about what it will no longer do
+def test_what_the_trace_accepts_treats_records_apart(name):
+    """Every function that it knows, with many arguments, is compared with itself on each record alone."""
+    drawn, count = torch.Generator().manual_seed(1), 0
+    for shape in SHAPES:
+        for batch in (torch.randn(3, *shape, generator=drawn), torch.randint(8, (3, *shape), generator=drawn)):
+            batch[2] = batch[1]
+            for function in calls_of(name):
+                if not accepted(function, batch):
+                    continue
+                count += 1
+                together = first_tensor(function(batch))
+                alone = torch.cat([first_tensor(function(batch[i : i + 1])) for i in range(3)])
+                torch.testing.assert_close(together, alone, equal_nan=True, rtol=1e-5, atol=1e-5)
+    assert count, "none of the calls was accepted"
+
+
+#: Networks that are not traced, by what they do with a layer of 8 outputs.
+NOT_TRACED = {
+    "a condition on values": lambda x: x if x.sum() > 0 else -x,
+    "a condition on the number of records": lambda x: x if x.shape[0] > 2 else -x,
+    "a number that depends on it": lambda x: x / x.shape[0],
+    "as many numbers": lambda x: x * torch.arange(x.shape[0])[:, None],
+    "one record": lambda x: x + x[0],
+    "other records": lambda x: x.roll(1, 0),
+    "without gradients": torch.no_grad()(lambda x: 2 * x),
+    "in low precision": torch.autocast("cpu", torch.bfloat16)(lambda x: x @ ONES(8, 8)),
+    "randomness": lambda x: x * torch.rand_like(x),
+    "dropout": lambda x: functional.dropout(x, 0.5),
+    "read after a change in place": lambda x: (y := x * 1, x.relu_(), y)[2],
+    "a view that changes": lambda x: (y := x.flatten(1), functional.relu(x, inplace=True), y)[2],
+    "several outputs": lambda x: (x, x),
+    "a number": lambda x: x.shape[0],
+    "unknown": lambda x: torch.linalg.inv(x[:, :4].reshape(x.shape[0], 2, 2)).flatten(1),
+    "to an array": lambda x: torch.tensor(x.detach().numpy()),
+}
+
+
+def of_function(function):
     torch.manual_seed(1)
-    return traced(nn.Sequential(nn.Linear(shape[-1], 8), Function(hidden)), examples_of(shape))
+    return nn.Sequential(nn.Linear(6, 8), Function(function))
 
 
 class Function(nn.Module):
@@ -263,41 +385,105 @@ class Function(nn.Module):
         return self.function(x)
 
 
-ONES = torch.ones
-#: Arguments after the first of a function, or a method.
-ARGUMENTS = [
-    (), (0,), (1,), (-1,), (-2,), (2,), ((0, 1),), (1, 0), (1, 2), (2, 0), (2, 1), (0, 1, 2), (1, 1, 2), (-1, 8),
-    (0.5,), (-1.0, 1.0), (1, True), ("x",), ("x", "x"), (ONES(8),), (ONES(1, 8),), (ONES(3, 8),), (ONES(8, 8),),
-    (ONES(8), ONES(8)), ("x", ONES(8)), (torch.tensor(2.0),), (slice(None),), ((slice(None), 1),), ((slice(1), 1),),
-    ((..., 0),), ((slice(None), [0, 2]),), ((slice(None), None),), ((None,),), ((slice(None), ONES(8).bool()),),
-    (1, torch.tensor([0, 1])), (0, torch.tensor([0, 1])), (1, "ranks"), (0, "ranks"), (1, (2, 4)), ("n", -1), ("n", 8),
-    ("n", 4, 2), (-1, 4), (8, -1), (torch.float64,), ([1, 1],), ([1, 1, 1, 1],), ((8,),), ((5, 8),), (0.0, False),
-    (0.5, True), (1, 1, 3), (0, 1, 3), (3, 1, 1), (1, -1), (0, 3, 2, 1), (0, 1, 3, 2), (1, 0, 2, 3),
-]  # fmt: skip
-#: Further arguments by name.
-KEYWORDS = [{}, {"dim": 0}, {"dim": 1}, {"dim": -1}, {"keepdim": True, "dim": 1}, {"start_dim": 1}]
-#: What hidden values (n, 8) become before a function sees them.
-SHAPES = [(8,), (4, 2), (2, 2, 2), (8, 1, 1)]
+@pytest.mark.parametrize("name", NOT_TRACED)
+def test_what_is_not_known_ends_the_trace(name):
+    assert traced(of_function(NOT_TRACED[name]), examples_of(VECTORS)) is None
+    assert traced(of_function(torch.sin), examples_of(VECTORS)) is not None
 
 
-def calls_of(name):
-    """Calls of everything that has this name, with all arguments."""
-    places = [place for place in (torch, functional, torch.linalg, records_apart.operator) if hasattr(place, name)]
-    functions = [getattr(place, name) for place in places]
-    if hasattr(torch.Tensor, name):
-        functions.append(lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs))
-    for function in functions:
-        for args in ARGUMENTS:
-            for kwargs in KEYWORDS if len(args) < 2 else [{}]:
-                for shape in SHAPES:
-                    yield lambda x, function=function, args=args, kwargs=kwargs, shape=shape: called(
-                        function, x.reshape(x.shape[0], *shape), args, kwargs
-                    )
+class Borrowing(nn.Module):
+    """Uses a layer's parameter outside of the layer, in a way of choice."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.layer, self.use = nn.Linear(6, 6), use
+
+    def forward(self, x):
+        return self.layer(x) + self.use(self, x)
 
 
-def called(function, x, args, kwargs):
-    symbols = {"x": lambda: x, "n": lambda: x.shape[0], "ranks": lambda: x.argsort(1)}
-    if args[:1] == ("list",):
-        return function([x, x], *args[1:], **kwargs)
-    result = function(x, *(symbols[arg]() if type(arg) is str else arg for arg in args), **kwargs)
-    return result[0] if isinstance(result, tuple | list) else result
+BORROWED = {
+    "product": lambda own, x: x @ own.layer.weight,
+    "detached": lambda own, x: x * own.layer.bias.detach(),
+    "of all": lambda own, x: x * sum(value.detach().sum() for value in own.parameters()),
+    "if there is one": lambda own, x: 0 * x if getattr(own.layer, "bias", None) is None else x * own.layer.bias,
+    "state": lambda own, x: x * own.layer.state_dict()["bias"].sum(),
+}
+
+
+@pytest.mark.parametrize("name", BORROWED)
+def test_a_parameter_outside_of_its_layer_ends_the_trace(name):
+    """The trace would hold its value of now."""
+    network = Borrowing(BORROWED[name])
+    before = dict(network.named_parameters())
+    assert traced(network, examples_of(VECTORS)) is None
+    assert dict(network.named_parameters()) == before
+    assert network(torch.randn(2, 6)).shape == (2, 6)
+
+
+class Subclass(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) - super().forward(x).mean(0)
+
+
+def replaced():
+    layer = nn.Linear(6, 4)
+    layer.forward = lambda x: x[:, :4] - x[:, :4].mean(0)
+    return layer
+
+
+def with_hook():
+    layer = nn.Linear(6, 4)
+    layer.register_forward_hook(lambda layer, inputs, output: output - output.mean(0))
+    return layer
+
+
+@pytest.mark.parametrize("layer", [Subclass(6, 4), replaced(), with_hook()], ids=["subclass", "replaced", "hook"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_layer_with_code_of_its_own_is_not_known(layer, wrapped):
+    network = nn.Sequential(layer) if wrapped else layer
+    assert traced(copy.deepcopy(network), examples_of(VECTORS)) is None
+    x, y = records(VECTORS, 3, 1)
+    total = dpsgd._clipper(network, examples_of(VECTORS), loss_of, True).clipped_sum(x, y, CLIP)[0]
+    assert float(total.norm()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 2, 3), (8, 8)),  # one image without channels
+        (nn.Linear(1, 4), ()),
+        (nn.LayerNorm((3, 6)), (6,)),
+        (nn.InstanceNorm2d(2, track_running_stats=True), (2, 5, 5)),
+        (nn.BatchNorm1d(6), (6,)),
+        (nn.BatchNorm1d(6, track_running_stats=False).eval(), (6,)),
+        (nn.Embedding(4, 2, max_norm=1.0), TOKENS),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_layer_of_other_dimensions_or_options_is_not_known(layer, shape):
+    assert traced(layer, examples_of(shape)) is None
+    assert traced(nn.Sequential(nn.Identity(), layer), examples_of(shape)) is None
+
+
+def test_a_traced_network_computes_by_its_trace():
+    """What its code does later has no effect."""
+    mixes = []
+    network = traced(of_function(lambda x: x - x.mean(0) if mixes else x), examples_of(VECTORS))
+    x = torch.randn(5, 6)
+    before = network(x)
+    mixes.append(True)
+    assert torch.equal(network(x), before)
+    again = copy.deepcopy(network)
+    with torch.no_grad():
+        again[0].weight.zero_()
+    assert not torch.equal(again(x), before)
+    assert torch.equal(network(x), before)
+
+
+def test_a_network_that_keeps_its_first_batch_starts_again_for_each_record():
+    network = Net(FirstBatch())
+    x = torch.randn(4, 6)
+    outputs = apart(network, examples_of(VECTORS))(x)
+    assert network.hidden.mean is None
+    torch.testing.assert_close(outputs, network.second(torch.zeros(4, 8)))
