@@ -491,7 +491,7 @@ def _along(position: int, default: Any = None, added: int = 0) -> Rule:
         dims = next(iter(named.values()), args[position] if len(args) > position else default)
         dims = list(dims) if isinstance(dims, tuple | list) else [dims]
         rest = [*args[:position], *args[position + 1 :], *(kwargs[key] for key in kwargs.keys() - named)]
-        return bool(dims) and _whole_numbers(dims) and _apart_along(dims, rest, added)
+        return _whole_numbers(dims) and _apart_along(dims, rest, added)
 
     return rule
 
@@ -499,7 +499,7 @@ def _along(position: int, default: Any = None, added: int = 0) -> Rule:
 def _apart_along(dims: Sequence[int], rest: Arguments, added: int = 0) -> bool:
     ndims = _ndims(rest)
     plain = _are_plain(value for value in _flat(rest) if not _is_rows(value))
-    return len(ndims) == 1 and plain and all(dim % (max(ndims) + added) for dim in dims)
+    return len(dims) > 0 and len(ndims) == 1 and plain and all(dim % (max(ndims) + added) for dim in dims)
 
 
 def _along_each(args: Arguments, kwargs: Keywords) -> bool:

@@ -65,7 +65,7 @@ def clipper_of(network, shape):
 def moves(clipper, shape):
     """By how much one record, also an extreme one, moves clipped sums in units of c, for batches of several sizes."""
     for size in SIZES:
-        for seed, factor in ((1, 1.0), (2, 0.0), (4, 1e8)):
+        for seed, factor in ((1, 1.0), (4, 1e8)):
             x, y = records(shape, size + 1, seed)
             if x.is_floating_point():
                 x[size // 2] *= factor
@@ -298,7 +298,7 @@ def calls_of(name):
     broadcasts = name in records_apart._BY_NUMBER or name == "where"
     for function in functions:
         for args in OPERANDS if broadcasts else ARGUMENTS:
-            for kwargs in NAMED if len(args) < 2 and not broadcasts else [{}]:
+            for kwargs in NAMED if not args and not broadcasts else [{}]:
                 yield lambda x, function=function, args=args, kwargs=kwargs: called(function, x, args, kwargs)
 
 
@@ -337,16 +337,16 @@ def accepted(function, batch):
 def test_what_the_trace_accepts_treats_records_apart(name):
     """Every function that it knows, with many arguments, is compared with itself on each record alone."""
     drawn, count = torch.Generator().manual_seed(1), 0
-    for shape in SHAPES:
-        for batch in (torch.randn(3, *shape, generator=drawn), torch.randint(8, (3, *shape), generator=drawn)):
-            batch[2] = batch[1]
-            for function in calls_of(name):
-                if not accepted(function, batch):
-                    continue
-                count += 1
-                together = first_tensor(function(batch))
-                alone = torch.cat([first_tensor(function(batch[i : i + 1])) for i in range(3)])
-                torch.testing.assert_close(together, alone, equal_nan=True, rtol=1e-5, atol=1e-5)
+    whole_numbers = torch.randint(8, (3, *SHAPES[0]), generator=drawn)
+    for batch in (whole_numbers, *(torch.randn(3, *shape, generator=drawn) for shape in SHAPES)):
+        batch[2] = batch[1]
+        for function in calls_of(name):
+            if not accepted(function, batch):
+                continue
+            count += 1
+            together = first_tensor(function(batch))
+            alone = torch.cat([first_tensor(function(batch[i : i + 1])) for i in range(3)])
+            torch.testing.assert_close(together, alone, equal_nan=True, rtol=1e-5, atol=1e-5)
     assert count, "none of the calls was accepted"
 
 
