@@ -305,7 +305,8 @@ class Text(nn.Module):
         self.tokens, self.inner, self.output = nn.Embedding(4, 6), kind(6, width), nn.Linear(width, 4)
 
     def forward(self, x):
-        return self.output(self.inner(self.tokens(x))[0][:, -1])
+        hidden, _ = self.inner(self.tokens(x))
+        return self.output(hidden[:, -1])
 
 
 class Tied(nn.Module):

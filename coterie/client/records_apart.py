@@ -77,9 +77,9 @@ def traced(network: nn.Module, examples: Examples) -> nn.Module | None:
 
 
 def fresh(network: nn.Module) -> nn.Module:
-    """Return a copy of a network as it was built, with the same tensors as parameters and copies of its buffers."""
-    lone = copy.deepcopy(network, {id(value): value for value in network.parameters()})
-    vars(lone).pop("forward", None)
+    """Return a copy of a network as it was built. Whatever a call writes into it is not read by the next call."""
+    lone = copy.deepcopy(network)
+    vars(lone).pop("forward", None)  # that of `apart`
     return lone
 
 
@@ -299,10 +299,8 @@ class _Tracer(TracerBase):
             kwargs = {**kwargs, "inplace": False}
             self.overwritten.append(args[0])
         rule = _METHODS.get(target) if kind == "call_method" else _FUNCTIONS.get(target)
-        if rule is None or kwargs.get("out") is not None or not rule(args, kwargs) or not torch.is_grad_enabled():
+        if rule is None or kwargs.get("out") is not None or not rule(args, kwargs):
             raise _UntraceableError(str(target))
-        if torch.is_autocast_enabled(_device_of(args, kwargs)):
-            raise _UntraceableError("autocast")
         samples: Any = map_aggregate((args, kwargs), lambda value: value.sample if isinstance(value, _Value) else value)
         with torch.no_grad():
             function = target if kind == "call_function" else partial(_call_method, target)
@@ -311,10 +309,12 @@ class _Tracer(TracerBase):
 
     def _add(self, kind: str, target: Any, args: Arguments, kwargs: Keywords, sample: Any) -> _Value:
         results = [part for part in _parts(sample) if part is not None]
-        if not all(isinstance(part, Tensor) and part.shape[:1] == (_RECORDS,) for part in results):
+        rows = all(isinstance(part, Tensor) and part.shape[:1] == (_RECORDS,) for part in results)
+        lowered = any(torch.is_autocast_enabled(part.device.type) for part in results)
+        if not rows or lowered or not torch.is_grad_enabled():  # the trace does not hold these contexts
             raise _UntraceableError(str(target))
-        lowered = self.create_arg(tuple(args)), self.create_arg(dict(kwargs))
-        value = self.proxy(self.graph.create_node(kind, target, *lowered))
+        arguments = self.create_arg(tuple(args)), self.create_arg(dict(kwargs))
+        value = self.proxy(self.graph.create_node(kind, target, *arguments))
         value.sample = tuple(sample) if isinstance(sample, list) else sample
         self._values.append(value)
         return value
@@ -349,11 +349,6 @@ def _reveal(parameters: _Parameters) -> None:
 
 def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(owner, name)(*args, **kwargs)
-
-
-def _device_of(args: Arguments, kwargs: Keywords) -> str:
-    values = [value for value in _flat((*args, *kwargs.values())) if _is_rows(value)]
-    return str(values[0].device.type) if values else "cpu"
 
 
 def _storages(sample: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,12 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from coterie import models as networks
-from coterie.client import dpsgd, records_apart
+from coterie.client import dpsgd, record_level, records_apart
 from coterie.client.backend import Examples
 from coterie.client.dpsgd import DPSGD, BatchesOfOne, check_supported, train_privately
 from coterie.client.ghost import GhostClipping
-from coterie.client.record_level import _apart, held_out_counts
+from coterie.client.record_level import held_out_counts
 from coterie.client.records_apart import apart, traced
-from coterie.client.scores import example_losses
 from coterie.datasets import Shard, TestSet
 from coterie.models import ModelError, float32_arrays, set_training, trainable
 from coterie.tasks import task_of
@@ -222,8 +222,11 @@ def test_the_loss_of_a_record_is_that_of_a_batch_of_one(name):
             for i in range(7)
         ]
     data = Shard(0, 0, x, y, TestSet(x, y))
-    losses = example_losses(_apart(network, data, "cpu"), layout, model, data, "cpu", task_of(CLASSES))
-    np.testing.assert_allclose(losses[:, 0], lone, rtol=1e-3, atol=1e-4)
+    cohort = SimpleNamespace(
+        clients=[None], shard=lambda client: data, network=network, layers=SimpleNamespace(whole=layout), models=model,
+        local_training=SimpleNamespace(device="cpu"), task=task_of(CLASSES),
+    )  # fmt: skip
+    np.testing.assert_allclose(record_level._losses(cohort, 0)[:, 0], lone, rtol=1e-3, atol=1e-4)
 
 
 def test_a_histogram_counts_the_scores_of_batches_of_one():
@@ -389,6 +392,47 @@ class Function(nn.Module):
 def test_what_is_not_known_ends_the_trace(name):
     assert traced(of_function(NOT_TRACED[name]), examples_of(VECTORS)) is None
     assert traced(of_function(torch.sin), examples_of(VECTORS)) is not None
+
+
+class InContext(nn.Module):
+    """Calls a layer in a context of PyTorch, which a trace does not hold."""
+
+    def __init__(self, context):
+        super().__init__()
+        self.layer, self.head, self.context = nn.Linear(6, 6), nn.Linear(6, 4), context
+
+    def forward(self, x):
+        with self.context():
+            x = self.layer(x)
+        return self.head(x.float())
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_a_layer_within_a_context_ends_the_trace(context):
+    assert traced(InContext(context), examples_of(VECTORS)) is None
+
+
+class Writing(nn.Module):
+    """Writes into a frozen parameter, from the second call on, where no check sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.frozen, self.calls = nn.Linear(6, 4), nn.Parameter(torch.zeros(4), requires_grad=False), 0
+
+    def forward(self, x):
+        x, self.calls = self.layer(x), self.calls + 1
+        if self.calls > 1:
+            self.frozen += x.detach().mean(0)
+        return x + self.frozen
+
+
+def test_what_a_network_writes_is_gone_before_the_next_record():
+    torch.manual_seed(1)
+    network, (x, y) = Writing(), records(VECTORS, 5, 1)
+    clipper = clipper_of(network, VECTORS)
+    clipper.set_values({key: value.detach() for key, value in trainable(network).items()})
+    first, second = (clipper.clipped_sum(x, y, CLIP)[0] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 class Borrowing(nn.Module):
