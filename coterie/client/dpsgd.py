@@ -494,6 +494,7 @@ class BatchesOfOne(Clipper):
         return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Clip the gradients of all batches; see :class:`~coterie.client.ghost.Clipper`."""
         return _clipped_sum(self.gradients(x, y), clip_norm)
 
     def together(

@@ -176,11 +176,11 @@ class _Value(Proxy):
     @property
     def values(self) -> Proxy:
         """The first of two results, such as those of ``max`` over a dimension."""
-        return self.part(0)
+        return self.result(0)
 
     @property
     def indices(self) -> Proxy:
-        return self.part(1)
+        return self.result(1)
 
     def __len__(self) -> int:
         if not isinstance(self.sample, tuple):
@@ -188,9 +188,9 @@ class _Value(Proxy):
         return len(self.sample)
 
     def __iter__(self) -> Iterator[Proxy]:
-        return iter([self.part(i) for i in range(len(self))])
+        return iter([self.result(i) for i in range(len(self))])
 
-    def part(self, index: int) -> Proxy:
+    def result(self, index: int) -> Proxy:
         """Return an item of a tuple."""
         return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
 
@@ -243,8 +243,8 @@ class _Tracer(TracerBase):
 
     def trace(self, network: nn.Module, examples: Examples) -> Callable[[Tensor], Any]:
         """Return the network's computation as a function."""
-        owners = [part for layer in self._layers.values() for part in layer.modules()]
-        parameters = [(part, part._parameters) for part in owners]
+        owners = [module for layer in self._layers.values() for module in layer.modules()]
+        parameters = [(module, module._parameters) for module in owners]
         batch = torch.zeros(_RECORDS, *examples.shape, dtype=examples.x, device=examples.device)
         x = self._add("placeholder", "x", (), {}, batch)
         try:
@@ -271,8 +271,8 @@ class _Tracer(TracerBase):
 
     def _is_read_again(self, value: _Value) -> bool:
         """Whether the former numbers of a value that is changed in place are used elsewhere."""
-        shared = Counter(place for each in self._values for place in _storages(each.sample))
-        return len(value.node.users) != 1 or any(shared[place] > 1 for place in _storages(value.sample))
+        shared = Counter(storage for other in self._values for storage in _storages(other.sample))
+        return len(value.node.users) != 1 or any(shared[storage] > 1 for storage in _storages(value.sample))
 
     def _call_layer(self, path: str, layer: nn.Module, parameters: _Parameters, /, *args: Any, **kwargs: Any) -> _Value:
         rule = _rule_of(layer)
@@ -308,9 +308,9 @@ class _Tracer(TracerBase):
         return self._add(kind, target, args, kwargs, sample)
 
     def _add(self, kind: str, target: Any, args: Arguments, kwargs: Keywords, sample: Any) -> _Value:
-        results = [part for part in _parts(sample) if part is not None]
-        rows = all(isinstance(part, Tensor) and part.shape[:1] == (_RECORDS,) for part in results)
-        lowered = any(torch.is_autocast_enabled(part.device.type) for part in results)
+        results = [item for item in _parts(sample) if item is not None]
+        rows = all(isinstance(item, Tensor) and item.shape[:1] == (_RECORDS,) for item in results)
+        lowered = any(torch.is_autocast_enabled(item.device.type) for item in results)
         if not rows or lowered or not torch.is_grad_enabled():  # the trace does not hold these contexts
             raise _UntraceableError(str(target))
         arguments = self.create_arg(tuple(args)), self.create_arg(dict(kwargs))
@@ -337,14 +337,14 @@ _Parameters: TypeAlias = list[tuple[nn.Module, dict[str, Any]]]
 
 
 def _hide(parameters: _Parameters) -> None:
-    for part, named in parameters:
+    for module, named in parameters:
         trains = any(value is not None and value.requires_grad for value in named.values())
-        vars(part)["_parameters"] = _Hidden(named) if trains else named
+        vars(module)["_parameters"] = _Hidden(named) if trains else named
 
 
 def _reveal(parameters: _Parameters) -> None:
-    for part, named in parameters:
-        vars(part)["_parameters"] = named
+    for module, named in parameters:
+        vars(module)["_parameters"] = named
 
 
 def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +352,7 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _storages(sample: Any) -> list[int]:
-    return [part.untyped_storage().data_ptr() for part in _parts(sample) if isinstance(part, Tensor)]
+    return [item.untyped_storage().data_ptr() for item in _parts(sample) if isinstance(item, Tensor)]
 
 
 def _parts(sample: Any) -> Sequence[Any]:
@@ -435,7 +435,7 @@ def _is_count(value: Any) -> bool:
 
 def _flat(values: Any) -> list[Any]:
     """Return values, and those in tuples and lists among them, in one list."""
-    return [part for value in values for part in (_flat(value) if isinstance(value, tuple | list) else [value])]
+    return [item for value in values for item in (_flat(value) if isinstance(value, tuple | list) else [value])]
 
 
 def _ndims(values: Any) -> set[int]:
@@ -557,23 +557,23 @@ def _new(args: Arguments, kwargs: Keywords) -> bool:
 
 
 def _index(args: Arguments, kwargs: Keywords) -> bool:
-    """Every record, and of its numbers those at a constant place."""
+    """Every record, and of its numbers those at constant positions."""
     value, index = args
     if isinstance(value, _Value) and isinstance(value.sample, tuple):
         return type(index) is int
-    places = list(index) if isinstance(index, tuple) else [index]
-    by_list = [place for place in places if isinstance(place, Tensor | list)]
-    parts = [[part.start, part.stop, part.step] if isinstance(part, slice) else part for part in places]
-    plain = all(isinstance(part, (Tensor, EllipsisType, *_PLAIN)) for part in _flat(parts))
-    if not _is_rows(value) or not places or not plain:
+    indices = list(index) if isinstance(index, tuple) else [index]
+    by_list = [position for position in indices if isinstance(position, Tensor | list)]
+    items = [[item.start, item.stop, item.step] if isinstance(item, slice) else item for item in indices]
+    plain = all(isinstance(item, (Tensor, EllipsisType, *_PLAIN)) for item in _flat(items))
+    if not _is_rows(value) or not indices or not plain:
         return False
     if by_list:  # beside numbers, the selected dimension could become the first one
-        rest = [place for place in places[1:] if place is not by_list[0]]
-        single = len(by_list) == 1 and all(isinstance(place, slice | None) for place in rest)
-        return single and isinstance(places[0], slice) and places[0] == slice(None)
-    if places[0] is ...:
-        return bool(sum(place is not None for place in places[1:]) < value.ndim)
-    return isinstance(places[0], slice) and places[0] == slice(None)
+        rest = [position for position in indices[1:] if position is not by_list[0]]
+        single = len(by_list) == 1 and all(isinstance(position, slice | None) for position in rest)
+        return single and isinstance(indices[0], slice) and indices[0] == slice(None)
+    if indices[0] is ...:
+        return bool(sum(position is not None for position in indices[1:]) < value.ndim)
+    return isinstance(indices[0], slice) and indices[0] == slice(None)
 
 
 def _matmul(args: Arguments, kwargs: Keywords) -> bool:
@@ -597,7 +597,7 @@ def _einsum(args: Arguments, kwargs: Keywords) -> bool:
 
 def _linear(args: Arguments, kwargs: Keywords) -> bool:
     constants = [*args[1:], *kwargs.values()]
-    constant = all(part is None or isinstance(part, Tensor) for part in constants)
+    constant = all(item is None or isinstance(item, Tensor) for item in constants)
     return _is_rows(args[0]) and args[0].ndim >= 2 and constant
 
 
@@ -621,7 +621,7 @@ def _pad(args: Arguments, kwargs: Keywords) -> bool:
 
 def _normalise_last(args: Arguments, kwargs: Keywords) -> bool:
     rest = [*args[1:], *kwargs.values()]
-    plain = all(isinstance(part, (*_PLAIN, Tensor)) for part in _flat(rest))
+    plain = all(isinstance(item, (*_PLAIN, Tensor)) for item in _flat(rest))
     return _is_rows(args[0]) and len(args) > 1 and len(_flat(args[1:2])) < args[0].ndim and plain
 
 
