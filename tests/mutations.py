@@ -40,6 +40,7 @@ _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _PARTS = "tests/client/test_training_parts.py"
+_APART_CODE, _APART = "coterie/client/records_apart.py", "tests/client/test_records_apart.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 _GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/continuation.py"
@@ -813,11 +814,74 @@ MUTATIONS = [
         "tests/models/test_trainable.py::test_frozen_parameters_are_no_part_of_it",
     ),
     Mutation(
-        "a network that mixes records has each record in a batch of its own",
+        "a network that is not traced is clipped in batches of several records",
         "coterie/client/dpsgd.py",
-        "if _differing(clipping.named, both, wanted) or _differing(clipping.named, together, sums):",
-        "if _differing(clipping.named, both, wanted):",
-        "tests/client/test_dpsgd.py::test_networks_without_gradients_of_records_are_refused",
+        "return traced(network, examples), form",
+        "return traced(network, examples) or network, form",
+        f"{_APART}::test_a_record_moves_no_clipped_sum_by_more_than_c",
+    ),
+    Mutation(
+        "state of a network outlives a record",
+        _APART_CODE,
+        "lone = copy.deepcopy(network)",
+        "lone = network",
+        f"{_APART}::test_what_a_network_writes_is_gone_before_the_next_record",
+    ),
+    Mutation(
+        "a network without a trace may have state between calls",
+        "coterie/client/dpsgd.py",
+        "if name := _differing(self.named, [gradient.flip(0) for gradient in back], forth):",
+        "if name := None:",
+        f"{_APART}::test_a_network_that_remembers_outside_of_itself_is_refused",
+    ),
+    Mutation(
+        "functions over the dimension of records are traced",
+        _APART_CODE,
+        "all(dim % (max(ndims) + added) for dim in dims)",
+        "True",
+        f"{_APART}::test_what_the_trace_accepts_treats_records_apart",
+    ),
+    Mutation(
+        "a constant with a row for each record is traced",
+        _APART_CODE,
+        "(operand.ndim < ndim or operand.shape[0] == 1)",
+        "operand.ndim <= ndim",
+        f"{_APART}::test_what_the_trace_accepts_treats_records_apart",
+    ),
+    Mutation(
+        "a trace follows a condition on values",
+        _APART_CODE,
+        '        raise _UntraceableError("a condition on values")',
+        "        return True",
+        f"{_APART}::test_what_is_not_known_ends_the_trace",
+    ),
+    Mutation(
+        "a trace holds the value of a parameter",
+        _APART_CODE,
+        "_Hidden(named) if trains else named",
+        "named",
+        f"{_APART}::test_a_parameter_outside_of_its_layer_ends_the_trace",
+    ),
+    Mutation(
+        "a layer with a hook is known",
+        _APART_CODE,
+        " or any(map(_has_hooks, network.modules()))",
+        "",
+        f"{_APART}::test_a_layer_with_code_of_its_own_is_not_known",
+    ),
+    Mutation(
+        "losses of records are those of a batch",
+        "coterie/client/record_level.py",
+        "network = _apart(cohort.network, shard, device)",
+        "network = cohort.network",
+        f"{_APART}::test_the_loss_of_a_record_is_that_of_a_batch_of_one",
+    ),
+    Mutation(
+        "scores of held-out records are those of a batch",
+        "coterie/client/record_level.py",
+        "outputs(_apart(network, shard, device), layout,",
+        "outputs(network, layout,",
+        f"{_APART}::test_a_histogram_counts_the_scores_of_batches_of_one",
     ),
     Mutation(
         "DP-SGD in half precision",
@@ -829,7 +893,7 @@ MUTATIONS = [
     Mutation(
         "DP-SGD of a network whose buffers change",
         "coterie/client/dpsgd.py",
-        "if changed := differing(before, constants(plain)):",
+        "if changed := differing(before, constants(network)):",
         "if changed := []:",
         f"{_PARTS}::test_what_cannot_be_clipped_by_records_is_refused",
     ),
@@ -1063,7 +1127,7 @@ MUTATIONS = [
         "coterie/client/dpsgd.py",
         "target = loss.probe if isinstance(loss, Task) else 0",
         "target = 0",
-        "tests/server/test_survival.py::test_a_network_that_mixes_records_is_refused_for_times_too",
+        "tests/server/test_survival.py::test_the_target_of_a_check_of_times_has_a_gradient_at_every_output",
     ),
     Mutation(
         "a record that is censored within a bin counts as free of the event in it",

@@ -124,10 +124,8 @@ def test_all_ways_of_dp_sgd_agree_on_a_task(task):
     there, clips = torch.ones(1, 6, dtype=torch.bool), torch.full((1, 1), 0.4, dtype=torch.float64)
     parameters = layout.split(torch.tensor(start))
     wanted = ghost.clipped_sums(network, parameters, x, y, there, clips, task)
-    for other in (
-        dpsgd.clipped_sums_by_vmap(network, parameters, x, y, there, clips, task),
-        dpsgd._OneByOne(network, task).sums(parameters, x, y, there, clips),
-    ):
+    alone = dpsgd.BatchesOfOne(network, task)
+    for other in (alone.together(parameters, x, y, there, clips), alone.sums(parameters, x, y, there, clips)):
         for one, another in zip(wanted, other, strict=True):
             torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
 

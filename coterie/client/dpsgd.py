@@ -12,10 +12,12 @@ By Adam, the last line is theta ← theta - lr (direction(g / c + N(0, z² I)) +
 :class:`coterie.client.noisy_adam.NoisyAdam`.
 
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
-The reference takes per-record gradients of a network from Opacus; of networks that it does not support from
-``torch.func``, each record in a batch of its own. Networks of common layers are clipped without
-materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
-after the other. On a GPU, all clients train at once, with materialised gradients for networks of other layers.
+A record's gradient is defined by a batch of this record alone (:class:`BatchesOfOne`), whatever the network does with
+a batch. A batch of many records takes the place of many batches only for networks that are traced to layers which treat
+records apart (client/records_apart.py). These are clipped without materialised gradients (client/ghost.py) if ghost
+norms support their layers: all clients at once if the network is a chain of linear layers, otherwise one after the
+other. Opacus materialises the gradients of other layers, and is the reference. On a GPU, all clients train at once,
+with materialised gradients for networks that are no chain.
 
 If records belong to units, such as patients, B draws units, and loss_i is the mean loss of unit i over at most
 ``units.most`` of its records: clip bounds what a patient changes. N and b count units.
@@ -41,7 +43,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from coterie.client.backend import Examples, fast_network, padded
 from coterie.client.chains import chain_kind
@@ -50,6 +52,7 @@ from coterie.client.device_noise import DeviceNoise, is_secret
 from coterie.client.ghost import Clipper, GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.noisy_adam import NoisyAdam
 from coterie.client.penalties import NO_PENALTY, Penalty
+from coterie.client.records_apart import fresh, quiet_vmap, traced
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
 from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded, OneOf
@@ -72,7 +75,7 @@ _MAX_NUMBERS = 2**19
 
 
 def check_supported(model: nn.Module, input_shape: Sequence[int], task: Task, kind: str, units: bool = False) -> None:
-    """Check on random records that a network supports DP-SGD.
+    """Check that gradients of records can be taken, and prepare it.
 
     Args:
         model: the network.
@@ -87,10 +90,8 @@ def check_supported(model: nn.Module, input_shape: Sequence[int], task: Task, ki
     x = torch.int64 if kind == "tokens" else torch.float32
     y = torch.float32 if task.real else torch.int64
     examples = Examples(tuple(input_shape), x, y, "cpu")
-    if units:
-        _by_unit(model, examples, task)
-    elif _together(model, examples, task) is None:
-        _clipper(model, examples, task, ghost=True)
+    if units or _together(model, examples, task) is None:
+        _clipper(model, examples, task, True, units)
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def train_privately(
     units = shards[0].units is not None
     task = settings[0].task
     together = _together(model, examples, task) if batched and not units else None
-    clipping = together or (_by_unit(model, examples, task) if units else _clipper(model, examples, task, ghost))
+    clipping = together or _clipper(model, examples, task, ghost, units)
     shards = [*map(_of_units, shards)] if units else shards
     at_once = len(shards) if together else 1
     updates, counts = np.empty_like(start), np.empty(len(shards))
@@ -265,13 +266,15 @@ def _together(model: nn.Module, examples: Examples, task: Task) -> _Together | N
     Raises:
         ModelError: the network has no per-record gradients at all.
     """
-    if chain_kind(model, len(examples.shape)) == "linear":
+    if chain_kind(model, len(examples.shape)) == "linear" and _traced(model, examples, fast=False)[0] is not None:
         linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
         widths = sum(layer.in_features + layer.out_features for layer in linear)
         return _Together(partial(clipped_sums, model, loss=task), 3 * widths)  # float32 and float64
-    if examples.device == "cpu" or not _gradients_vmap(model, examples, task):
+    if examples.device == "cpu":
         return None
-    return _Together(partial(clipped_sums_by_vmap, model, loss=task), 3 * num_parameters(model))
+    _clipper(model, examples, task, True)
+    alone = _alone(model, examples, task)
+    return _Together(alone.together, alone.numbers) if alone.supports_vmap(examples) else None
 
 
 def _train(
@@ -405,93 +408,155 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     return total
 
 
-def clipped_sums_by_vmap(
-    model: nn.Module,
-    parameters: dict[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    there: Tensor,
-    clips: Tensor,
-    loss: Loss = AUTO,
-) -> tuple[Tensor, Tensor]:
-    """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
-
-    def of_record(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        return loss(call(model, one, record[None]), target[None]).sum()
-
-    gradients = vmap(vmap(grad(of_record), in_dims=(None, 0, 0)))(parameters, x, y)
-    flat = torch.cat([gradients[name].reshape(*y.shape, -1) for name in parameters], dim=2).double()  # (n, m, d)
-    norms = torch.linalg.vector_norm(flat, dim=2)
-    weights, kept = clip_factors(norms, clips)
-    kept &= there
-    return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
-
-
-def _gradients_vmap(model: nn.Module, examples: Examples, task: Task) -> bool:
-    """Whether :func:`clipped_sums_by_vmap` supports a network.
-
-    Raises:
-        ModelError: it has no per-record gradients at all.
-    """
-    _clipper(model, examples, task, ghost=True)
-    shape, x_dtype, y_dtype, device = examples
-    parameters = {name: torch.zeros(1, *value.shape, device=device) for name, value in trainable(model).items()}
-    ones = torch.ones(1, 1, device=device)
-    x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
-    y = torch.zeros(1, 1, dtype=y_dtype, device=device)
-    try:
-        clipped_sums_by_vmap(model.to(device), parameters, x, y, ones.bool(), ones.double(), task)
-    except RuntimeError:
-        return False
-    return True
-
-
 class _Opacus(Clipper):
-    """The reference: materialises all gradients."""
+    """The reference: materialises all gradients, by the hooks of Opacus.
 
-    def __init__(self, network: nn.Module, named: dict[str, nn.Parameter], loss: Loss) -> None:
-        self._network, self.named, self._loss = network, named, loss
-        self.numbers = 3 * num_parameters(network)  # Opacus holds copies
-
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-        return _clipped_sum(_gradients(self._network, list(self.named.values()), x, y, self._loss), clip_norm)
-
-
-class _OneByOne(Clipper):
-    """For networks that Opacus does not support: materialises the gradients of each record in a batch of its own."""
+    Args:
+        network: A network that is traced to known layers (:func:`~coterie.client.records_apart.traced`). It is wrapped.
+        loss: Maps outputs and targets to (m,) losses.
+    """
 
     def __init__(self, network: nn.Module, loss: Loss) -> None:
-        self._network, self.named, self._loss = network, trainable(network), loss
-        self.numbers = 3 * num_parameters(network)
+        from opacus import GradSampleModule  # seconds
 
-    def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of one record."""
-        return self._loss(call(self._network, values, x[None]), y[None]).sum()
+        self.named, self._loss = trainable(network), loss
+        self._network = GradSampleModule(network, loss_reduction="sum", strict=False)
+        self.numbers = 3 * num_parameters(network)  # Opacus holds copies
 
     def gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """Return the (m, *shape) gradients of every parameter."""
-        values = {name: value.detach() for name, value in self.named.items()}
+        parameters: Sequence[Any] = list(self.named.values())  # with grad_sample
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # expected of layers that Opacus lacks
-            found = vmap(grad(self.loss), in_dims=(None, 0, 0))(values, x, y)
-        return [found[name] for name in self.named]
+            # Expected: the first layer's input is data.
+            warnings.filterwarnings(
+                "ignore", "Full backward hook is firing when gradients are computed with respect to"
+            )
+            try:
+                torch.autograd.backward(self._loss(self._network(x), y).sum())
+            except BaseException:
+                _clipper.cache_clear()  # Opacus would add the remains of this pass to the next one
+                raise
+        samples = [getattr(parameter, "grad_sample", None) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = parameter.grad_sample = None
+        shapes = [(len(x), *parameter.shape) for parameter in parameters]
+        return [
+            torch.zeros(shape, device=x.device) if sample is None else sample
+            for shape, sample in zip(shapes, samples, strict=True)
+        ]
 
     def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
         return _clipped_sum(self.gradients(x, y), clip_norm)
 
 
-class _UnitByUnit(_OneByOne):
-    """Materialises the gradient of each unit, whose records are a batch: x is (m, r, *shape), y is (m, r)."""
+class BatchesOfOne(Clipper):
+    """The definition: the gradient of each record, or unit, in a batch of its own, by ``torch.func`` or autograd.
 
-    def __init__(self, network: nn.Module, task: Task) -> None:
-        super().__init__(network, partial(_loss_of_unit, task))
+    A copy of the network, made for each call, computes it. Buffers and attributes carry nothing to the next batch.
 
-    def loss(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of one unit."""
-        return self._loss(call(self._network, values, x), y)
+    Args:
+        network: Any network.
+        loss: Maps outputs and targets to (m,) losses.
+        units: Whether records belong to units. Examples are then (m, r, *shape), and targets (m, r).
+    """
+
+    def __init__(self, network: nn.Module, loss: Loss, units: bool = False) -> None:
+        self._network, self.named = network, trainable(network)
+        self._loss = partial(_loss_of_unit if units else _loss_of_record, loss)
+        self._units, self._mapped = units, True
+        self.numbers = 3 * num_parameters(network)
+
+    def _of_batch(self) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+        """Return the loss of a batch as a function of parameters, examples and targets."""
+        network = fresh(self._network)
+        return lambda values, x, y: self._loss(call(network, values, x), y)
+
+    def _batches(self, values: Tensor, dim: int) -> Tensor:
+        return values if self._units else values.unsqueeze(dim)
+
+    def gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the (m, *shape) gradients of every parameter."""
+        values = {name: value.detach() for name, value in self.named.items()}
+        x, y = self._batches(x, 1), self._batches(y, 1)
+        if self._mapped:
+            with quiet_vmap():
+                gradients = vmap(grad(self._of_batch()), in_dims=(None, 0, 0))(values, x, y)
+            return [gradients[name] for name in self.named]
+        rows = [self._gradient(values, *batch) for batch in zip(x, y, strict=True)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def _gradient(self, values: dict[str, Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """Return the gradient of one batch by autograd, which also follows conditions on values."""
+        leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+        loss = self._of_batch()(leaves, x, y)
+        if not loss.requires_grad:
+            return [torch.zeros_like(value) for value in leaves.values()]
+        return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Clip the gradients of all batches; see :class:`~coterie.client.ghost.Clipper`."""
+        return _clipped_sum(self.gradients(x, y), clip_norm)
+
+    def together(
+        self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Same as :func:`~coterie.client.ghost.clipped_sums` for any network: materialises all gradients."""
+        batches = self._batches(x, 2), self._batches(y, 2)
+        with quiet_vmap():
+            gradients = vmap(vmap(grad(self._of_batch()), in_dims=(None, 0, 0)))(parameters, *batches)
+        flat = torch.cat([gradients[name].reshape(*there.shape, -1) for name in parameters], dim=2).double()
+        norms = torch.linalg.vector_norm(flat, dim=2)
+        weights, kept = clip_factors(norms, clips)
+        kept &= there
+        return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
+
+    def supports_vmap(self, examples: Examples) -> bool:
+        """Whether :meth:`together` supports the network."""
+        shape, x_dtype, y_dtype, device = examples
+        parameters = {name: torch.zeros(1, *value.shape, device=device) for name, value in self.named.items()}
+        ones = torch.ones(1, 1, device=device)
+        x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
+        y = torch.zeros(1, 1, dtype=y_dtype, device=device)
+        try:
+            self.together(parameters, x, y, ones.bool(), ones.double())
+        except RuntimeError:
+            return False
+        return True
+
+    def prepare(self, x: Tensor, y: Tensor) -> BatchesOfOne:
+        """Choose between ``torch.func`` and a loop, and return this object.
+
+        Args:
+            x: Two records, or units.
+            y: Their targets.
+
+        Raises:
+            ModelError: Neither supports the network, or two passes over the records differ.
+        """
+        for self._mapped in (True, False):
+            try:
+                forth, back = self.gradients(x, y), self.gradients(x.flip(0), y.flip(0))
+                break
+            except Exception as error:  # a user's code
+                reason = error
+        else:
+            raise ModelError(
+                f"DP-SGD: {type(self._network).__name__} has no gradient for a batch of one record: "
+                f"{' '.join(str(reason).split())[:300]}"
+            ) from reason
+        if name := _differing(self.named, [gradient.flip(0) for gradient in back], forth):
+            raise ModelError(
+                f"DP-SGD: two passes over the same records give '{name}' of {type(self._network).__name__} other "
+                "gradients: build it without dropout and other randomness, and without state between calls"
+            )
+        return self
 
 
-def _loss_of_unit(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+def _loss_of_record(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss(outputs, targets).sum()
+
+
+def _loss_of_unit(task: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss over the records of one unit, without the missing ones of :func:`_of_units`."""
     there = targets.isfinite() if targets.is_floating_point() else targets >= 0
     losses = task(outputs, targets.where(there, 0))
@@ -514,72 +579,42 @@ def _of_units(shard: Shard) -> Shard:
 
 
 @lru_cache(maxsize=4)
-def _by_unit(model: nn.Module, examples: Examples, task: Task) -> _UnitByUnit:
-    """Return how gradients of units are taken, after a comparison with autograd on two random units.
+def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool, units: bool = False) -> Clipper:
+    """Return how gradients are clipped: by the fastest way that is known to follow the definition.
 
     Raises:
-        ModelError: the network does not support it.
+        ModelError: A batch of one record, or of one unit, has no gradient.
     """
-    _check_types(model)
-    probe = _Probe.of(model, examples, task)
-    probe.wanted(task)  # constants do not change
-    clipping = _UnitByUnit(probe.network, task)
-    x, y = torch.stack([probe.x, probe.x.flip(0)]), torch.stack([probe.y, probe.y])
-    y[1, 1] = torch.nan if y.is_floating_point() else -1
-    parameters = list(clipping.named.values())
-    try:
-        found = clipping.gradients(x, y)
-        wanted = [
-            torch.autograd.grad(_loss_of_unit(task, probe.network(x[i]), y[i]), parameters, materialize_grads=True)
-            for i in range(2)
-        ]
-    except Exception as error:  # a user's code
-        raise ModelError(
-            f"DP-SGD: the gradients of {type(model).__name__} cannot be taken unit by unit: "
-            f"{' '.join(str(error).split())[:300]}. Build it without dropout and of layers that torch.func supports"
-        ) from error
-    if name := _differing(clipping.named, found, [torch.stack(pair) for pair in zip(*wanted, strict=True)]):
-        raise ModelError(f"DP-SGD: '{name}' of {type(model).__name__} has another gradient unit by unit than alone")
-    return clipping
+    _check_layers(model)
+    x, y = _random_records(examples, loss)
+    _check_constants(model, x, y, loss)
+    if not units:
+        network, form = _traced(model, examples, fast=ghost)
+        if network is not None and ghost and supports(network):
+            return GhostClipping(network, loss, form).measure(x, y)
+        clipping = None if network is None else _by_opacus(network, _alone(model, examples, loss), loss, x, y)
+        return clipping or _alone(model, examples, loss).prepare(x, y)
+    return _alone(model, examples, loss, units).prepare(torch.stack([x, x.flip(0)]), torch.stack([y, y]))
 
 
-@lru_cache(maxsize=4)
-def _one_by_one(model: nn.Module, examples: Examples, loss: Loss) -> _OneByOne | None:
-    """Return how gradients are taken where Opacus does not support the network; None where it does.
-
-    A network that mixes records has other gradients for two records than for each alone.
-
-    Raises:
-        ModelError: neither supports it.
-    """
-    try:
-        _wrapped(model, examples, loss)
-    except ModelError as refusal:
-        if any(getattr(layer, name, None) for layer in model.modules() for name in ("max_norm", "scale_grad_by_freq")):
-            raise  # what a batch reads changes the weights, or the gradients of other records
-        probe = _Probe.of(model, examples, loss)
-        clipping = _OneByOne(probe.network, loss)
-        try:
-            wanted = probe.wanted(loss)
-            both = clipping.gradients(probe.x, probe.y)
-            together = probe.together(loss)
-        except Exception:  # a user's code
-            raise refusal from None
-        sums = [alone.sum(0) for alone in wanted]
-        if _differing(clipping.named, both, wanted) or _differing(clipping.named, together, sums):
-            raise
-        return clipping
-    return None
+def _alone(model: nn.Module, examples: Examples, loss: Loss, units: bool = False) -> BatchesOfOne:
+    network = copy.deepcopy(model).to(examples.device)
+    set_training(network)
+    return BatchesOfOne(network, loss, units)
 
 
-def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
-    """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
-    _check_types(model)
-    clipping = _ghost(model, examples, loss) if ghost else None
-    return clipping or _one_by_one(model, examples, loss) or _Opacus(*_wrapped(model, examples, loss), loss)
+def _traced(model: nn.Module, examples: Examples, *, fast: bool) -> tuple[nn.Module | None, torch.memory_format]:
+    """Return a traced copy of a network, None if it is not known to treat records apart, and its memory format."""
+    if fast and chain_kind(model, len(examples.shape)) == "image":  # GroupNorm is slower with channels last
+        network, form = fast_network(model, examples.shape, examples.device)
+    else:
+        network, form = copy.deepcopy(model).to(examples.device), torch.contiguous_format
+    set_training(network)
+    return traced(network, examples), form
 
 
-def _check_types(model: nn.Module) -> None:
+def _check_layers(model: nn.Module) -> None:
+    """Check that no number is in half precision, and no layer changes parameters or needs more than one record."""
     for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
         if value.dtype in (torch.float16, torch.bfloat16):
             raise ModelError(
@@ -587,174 +622,69 @@ def _check_types(model: nn.Module) -> None:
                 "rounding a record may move the gradients of others: build the network in float32, or use "
                 "privacy-unit = client"
             )
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """Two random records, and a copy of a network with random parameters."""
-
-    network: nn.Module
-    x: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, model: nn.Module, examples: Examples, loss: Loss) -> _Probe:
-        shape, x_dtype, y_dtype, device = examples
-        target = loss.probe if isinstance(loss, Task) else 0
-        network = copy.deepcopy(model).cpu()
-        set_training(network)
-        for layer in network.modules():
-            if getattr(layer, "inplace", False):
-                vars(layer)["inplace"] = False  # the same numbers, and hooks allow it
-        made_up = torch.Generator().manual_seed(0)
-        for parameter in trainable(network).values():
-            nn.init.normal_(parameter, std=0.1, generator=made_up)
-        x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
-        x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
-        return cls(network.to(device), x.to(device, x_dtype), torch.full((2,), target, dtype=y_dtype, device=device))
-
-    def wanted(self, loss: Loss) -> list[Tensor]:
-        """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
-        plain = copy.deepcopy(self.network)
-        before = {name: value.clone() for name, value in constants(plain).items()}
-        parameters = list(trainable(plain).values())
-        gradients = [
-            torch.autograd.grad(
-                loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(),
-                parameters,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            for i in range(2)
-        ]
-        if changed := differing(before, constants(plain)):
-            raise ModelError(f"DP-SGD: '{changed[0]}' of {type(plain).__name__} changes in training: {CONSTANT}")
-        return [torch.stack(alone) for alone in zip(*gradients, strict=True)]
-
-    def together(self, loss: Loss) -> list[Tensor]:
-        """Return the gradients of the sum of both losses."""
-        plain = copy.deepcopy(self.network)
-        total, parameters = loss(plain(self.x), self.y).sum(), list(trainable(plain).values())
-        return list(torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True))
-
-
-def _differing(names: Iterable[str], gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
-    """Return the name of the first parameter whose gradients differ by more than rounding."""
-    rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in wanted)
-    for name, one, other in zip(names, gradients, wanted, strict=True):
-        if (
-            one is None
-            or one.shape != other.shape
-            or not (one - other).abs().max() <= 0.01 * other.abs().max() + rounding
-        ):
-            return name
-    return None
-
-
-@lru_cache(maxsize=4)
-def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | None:
-    """Return ghost clipping of a copy of the network, or None where it does not apply.
-
-    Gradients and norms of two random records are compared with autograd on each record: they are wrong if a layer mixes
-    records or a parameter is used outside its layer.
-    """
-    if not supports(model):
-        return None
-    network, form = model, torch.contiguous_format
-    if chain_kind(model, len(examples.shape)) == "image":  # GroupNorm is slower with channels last
-        network, form = fast_network(model, examples.shape, examples.device)
-    probe = _Probe.of(network, examples, loss)
-    try:
-        wanted = probe.wanted(loss)
-        clipping = GhostClipping(probe.network, loss, form)
-        gradients = clipping.gradients(probe.x, probe.y)
-    except Exception:  # a user's code
-        return None  # the reference refuses it, with the reason
-    found = [gradients.get(parameter) for parameter in clipping.named.values()]
-    identity = torch.eye(2, dtype=torch.float64, device=examples.device)
-    sums = [
-        torch.zeros_like(alone) if one is None else torch.stack([one.sum(weights, weights > 0) for weights in identity])
-        for one, alone in zip(found, wanted, strict=True)
-    ]
-    norms = [sums[i].new_zeros(2) if one is None else one.squares.sqrt() for i, one in enumerate(found)]
-    lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
-    right = not _differing(clipping.named, sums, wanted) and not _differing(clipping.named, norms, lengths)
-    return clipping if right else None
-
-
-@lru_cache(maxsize=4)
-def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """Wrap a copy of the network by Opacus; return it, and its parameters by name.
-
-    Its gradients on two random records are compared with autograd on each record: Opacus silently returns wrong
-    gradients if a layer mixes records or a parameter is used outside its layer.
-    """
-    from opacus import GradSampleModule  # seconds
-    from opacus.validators import ModuleValidator
-
     for name, layer in model.named_modules():
-        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
-        if frozen and not (layer.training and isinstance(layer, _NormBase)):
-            continue
+        trains = layer.training or any(parameter.requires_grad for parameter in layer.parameters())
+        if isinstance(layer, _BatchNorm) and (trains or not layer.track_running_stats):
+            raise ModelError(
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) mixes the records of a batch: replace batch "
+                "normalisation by GroupNorm: coterie.models.without_batch_norm(network)"
+            )
         if getattr(layer, "max_norm", None) is not None:
             raise ModelError(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) changes the rows of its weight that a batch reads: "
                 "build it without max_norm"
             )
-        if getattr(layer, "padding_mode", "zeros") != "zeros":
-            raise ModelError(
-                f"DP-SGD: layer '{name}' ({type(layer).__name__}) pads by {layer.padding_mode!r}, of which Opacus "
-                "has no per-record gradients: pad in a layer before it, such as nn.CircularPad2d"
-            )
-        for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
-            raise ModelError(
-                f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
-                f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
-            )
-    probe = _Probe.of(model, examples, loss)
-    named = trainable(probe.network)
+
+
+def _random_records(examples: Examples, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Return two random records, whose losses have a gradient at every output."""
+    shape, x_dtype, y_dtype, device = examples
+    target = loss.probe if isinstance(loss, Task) else 0
+    x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) if x_dtype.is_floating_point else x
+    return x.to(device, x_dtype), torch.full((2,), target, dtype=y_dtype, device=device)
+
+
+def _check_constants(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> None:
+    """Check that a pass over a record in training leaves buffers and frozen parameters as they are."""
+    network = copy.deepcopy(model).to(x.device)
+    set_training(network)
+    before = {name: value.clone() for name, value in constants(network).items()}
     try:
-        wanted = probe.wanted(loss)
-        wrapped = GradSampleModule(probe.network, loss_reduction="sum", strict=False)
-        both = _gradients(wrapped, list(named.values()), probe.x, probe.y, loss)
-    except ModelError:
-        raise
-    except Exception as error:  # a user's code
-        raise ModelError(
-            f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: "
-            f"{' '.join(str(error).split())}. Build it of layers of one input, and change no layer's output in place"
-        ) from error
-    name = _differing(named, both, wanted)
-    if name is not None:
-        raise ModelError(
-            f"DP-SGD: '{name}' of {type(model).__name__} has another gradient under Opacus than from each record "
-            "alone: treat records apart, without dropout, and use parameters only by calling their own layer"
-        )
-    return wrapped, named
+        loss(network(x[:1]), y[:1])
+    except Exception:  # a user's code; the gradient is tried next, and says why
+        return
+    if changed := differing(before, constants(network)):
+        raise ModelError(f"DP-SGD: '{changed[0]}' of {type(network).__name__} changes in training: {CONSTANT}")
 
 
-def _gradients(
-    network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, loss: Loss
-) -> list[Tensor]:
-    """Return the (m, *shape) gradients of every parameter for each of m records."""
-    with warnings.catch_warnings():
-        # Expected: the first layer's input is data.
-        warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed with respect to")
-        try:
-            torch.autograd.backward(loss(network(x), y).sum())
-        except BaseException:
-            _wrapped.cache_clear()  # Opacus would add the remains of this pass to the next one
-            raise
-    opacus: Sequence[Any] = parameters  # with grad_sample
-    gradients = [
-        torch.zeros(len(x), *parameter.shape, device=x.device)
-        if parameter.grad_sample is None
-        else parameter.grad_sample
-        for parameter in opacus
-    ]
-    for parameter in opacus:
-        parameter.grad = parameter.grad_sample = None
-    return gradients
+def _by_opacus(network: nn.Module, alone: BatchesOfOne, loss: Loss, x: Tensor, y: Tensor) -> _Opacus | None:
+    """Return the clipping of a traced network by Opacus; None if its gradients of two records are not the defined ones.
+
+    The trace shows that records are treated apart. Opacus may not know an option of a layer.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    values = {name: 0.1 * torch.randn(value.shape, generator=drawn) for name, value in alone.named.items()}
+    alone.set_values({name: value.to(x.device) for name, value in values.items()})
+    try:
+        clipping = _Opacus(network, loss)
+        clipping.set_values({name: value.to(x.device) for name, value in values.items()})
+        gradients = clipping.gradients(x, y)
+    except Exception:  # of Opacus, about a layer that it does not support
+        return None
+    return None if _differing(clipping.named, gradients, alone.gradients(x, y)) else clipping
+
+
+def _differing(names: Iterable[str], gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+    """Return the name of the first parameter whose gradients differ by more than rounding."""
+    rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in expected)
+    for name, gradient, reference in zip(names, gradients, expected, strict=True):
+        if (
+            gradient.shape != reference.shape
+            or not (gradient - reference).abs().max() <= 0.01 * reference.abs().max() + rounding
+        ):
+            return name
+    return None
 
 
 def _chunk(numbers: int, memory_mb: int) -> int:

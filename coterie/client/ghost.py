@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.backend import in_form
-from coterie.models import ModelError, trainable
+from coterie.models import trainable
 from coterie.tasks import AUTO
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
@@ -393,7 +393,7 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 def supports(network: nn.Module) -> bool:
     """Whether each trainable parameter belongs to one supported layer.
 
-    It does not show that records are treated apart, or that parameters are used by their layer alone.
+    It does not show that records are treated apart, or that parameters are used by their layer alone: the trace does.
     """
     layers = _layers(network)
     owned = [id(one) for layer in layers for one in layer.parameters() if one.requires_grad]
@@ -443,7 +443,8 @@ class Clipper:
 class GhostClipping(Clipper):
     """Clipped sums of per-record gradients of a network, layer by layer from its inputs and its outputs' gradients.
 
-    Record i must be row i of every layer's inputs and outputs. A layer may be called several times.
+    Record i must be row i of every layer's inputs and outputs, and depend on record i alone, as in networks that are
+    traced (:func:`coterie.client.records_apart.traced`). A layer may be called several times.
 
     Args:
         network: is changed: its parameters no longer require gradients, and its layers have hooks (:func:`supports`).
@@ -462,15 +463,10 @@ class GhostClipping(Clipper):
         self._trained = set(self.named.values())
         self._network, self._loss = network.requires_grad_(False), loss
         self._calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
-        self._size = 0
         for layer in layers:
             layer.register_forward_hook(self._record)
 
     def _record(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if not (inputs and len(inputs[0]) == len(output) == self._size):
-            raise ModelError(
-                f"DP-SGD: row i of every input and output of a layer must be record i, unlike in {type(layer).__name__}"
-            )
         if not output.requires_grad:
             output.requires_grad_()  # a first layer: its parameters do not require gradients
         self._calls.setdefault(layer, []).append((inputs[0].detach(), output))
@@ -479,9 +475,14 @@ class GhostClipping(Clipper):
         """See :class:`Clipper`."""
         super().set_values({name: in_form(value, self._form) for name, value in values.items()})
 
+    def measure(self, x: Tensor, y: Tensor) -> GhostClipping:
+        """Learn from a few records how many numbers a record needs, and return this object."""
+        self.gradients(x, y)
+        return self
+
     def gradients(self, x: Tensor, y: Tensor) -> Found:
         """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out."""
-        self._calls, self._size = {}, len(x)
+        self._calls = {}
         try:
             total = self._loss(self._network(x.contiguous(memory_format=self._form)), y).sum()
             calls = self._calls

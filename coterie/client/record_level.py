@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from coterie.client.backend import Examples
 from coterie.client.budget import charge
 from coterie.client.cohort import Cohort, Labels
 from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
+from coterie.client.records_apart import apart
 from coterie.client.scores import example_losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import Shard
@@ -150,7 +152,7 @@ def held_out_counts(
     """
     if shard.test.x is shard.x or not len(shard.test.y):
         return np.zeros(CELLS)
-    found = outputs(network, layout, models[:1], shard.test, device)[0]
+    found = outputs(_apart(network, shard, device), layout, models[:1], shard.test, device)[0]
     return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)
 
 
@@ -194,5 +196,11 @@ def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:
 def _losses(cohort: Cohort, i: int) -> npt.NDArray[np.float64]:
     """Return the (N, k) losses of all models on a client's records, or their means on its units."""
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
-    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device, cohort.task)
+    network = _apart(cohort.network, shard, device)
+    losses = example_losses(network, cohort.layers.whole, cohort.models, shard, device, cohort.task)
     return losses if shard.units is None else shard.units.means(losses)
+
+
+def _apart(network: nn.Module, shard: Shard, device: str) -> nn.Module:
+    """Return a network that treats records apart: a record must not move the released numbers of another."""
+    return apart(network, Examples.of(shard.x[:0], shard.y[:0], device))

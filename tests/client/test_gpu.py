@@ -3,9 +3,9 @@
 ``make gpu-check`` runs this file on a machine with a GPU.
 """
 
+import copy
 import dataclasses
 import gc
-from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from coterie.client.scores import accuracies, losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
 from coterie.privacy.clipping import clip_to_unit
+from coterie.tasks import AUTO
 from coterie.wire.messages import Layout
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -129,7 +130,7 @@ def test_dp_sgd_of_a_cohort(name, clip_norm, device, monkeypatch):
     shards = shards_of(name)
     settings = [DPSGD(len(each.y), 3, 2, 0.1, clip_norm, 0.01, memory_mb=1) for each in shards]
     wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
-    by_vmap = dpsgd._Together(partial(dpsgd.clipped_sums_by_vmap, model), 3 * layout.size)
+    by_vmap = dpsgd._Together(dpsgd.BatchesOfOne(copy.deepcopy(model).to(device), AUTO).together, 3 * layout.size)
     monkeypatch.setattr(dpsgd, "_together", lambda *given: by_vmap)
     settings = [dataclasses.replace(own, device=device) for own in settings]
     found = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=True)
@@ -147,9 +148,10 @@ def test_dp_sgd_of_a_cohort_drops_what_is_not_finite(bad, device):
         torch.ones(1, 3, dtype=torch.bool, device=device),
     )
     model = model.to(device)
-    wanted = dpsgd.clipped_sums_by_vmap(model, layout.split(vectors), x[:, 1:], y[:, 1:], every[:, 1:], clips)[0]
+    together = dpsgd.BatchesOfOne(model, AUTO).together
+    wanted = together(layout.split(vectors), x[:, 1:], y[:, 1:], every[:, 1:], clips)[0]
     x[0, 0, 0, 0, 0] = bad
-    found = dpsgd.clipped_sums_by_vmap(model, layout.split(vectors), x, y, every, clips)[0]
+    found = together(layout.split(vectors), x, y, every, clips)[0]
     torch.testing.assert_close(found, wanted)
     assert wanted.norm() > 0.1
 

@@ -298,18 +298,19 @@ def test_the_command_ends_in_one_line_before_a_folder_is_made(coterie, tmp_path)
 
 def test_a_network_without_per_record_gradients_is_refused_at_record_level(coterie, tmp_path):
     (tmp_path / "mine_rows.py").write_text(
+        "import torch\n"
         "from torch import nn\n"
-        "class Rows(nn.Module):\n"
-        "    def __init__(self, classes):\n"
+        "class Half(nn.Module):\n"
+        "    def __init__(self, shape, classes):\n"
         "        super().__init__()\n"
-        "        self.inner = nn.GRU(8, classes, batch_first=True)\n"
+        "        self.inner = nn.Linear(torch.Size(shape).numel(), classes, dtype=torch.bfloat16)\n"
         "    def forward(self, x):\n"
-        "        return self.inner(x[:, 0])[0][:, -1]\n"
+        "        return self.inner(x.flatten(1).bfloat16()).float()\n"
         "def make(shape, classes):\n"
-        "    return Rows(classes)\n"
+        "    return Half(shape, classes)\n"
     )
     answer = coterie(
         "run", "--strategy", "f-cdpfl", "--model", "mine_rows:make", "--clients", 10, "--set", "samples-per-client=30"
     )
-    assert_refused(answer, "DP-SGD: layer 'inner' (GRU) has no per-record gradients")
+    assert_refused(answer, "DP-SGD: 'inner.weight' of Half is bfloat16")
     assert not (tmp_path / "runs").exists()

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from mixing_networks import APART, FOUND_BY_OUTPUTS, FirstBatch, Net
 from tiers import mark_slow
 from torch import nn
 
@@ -230,64 +231,6 @@ def test_built_in_features_pass(name, shape):
 # ---- networks -------------------------------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
-    """Linear layers with a function of the hidden layer, and of the outputs."""
-
-    def __init__(self, hidden=None, output=None, zero=False):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.hidden, self.output = hidden or nn.Identity(), output or nn.Identity()
-        if zero:
-            nn.init.zeros_(self.second.weight)
-
-    def forward(self, x):
-        return self.output(self.second(self.hidden(self.first(x))))
-
-
-class FirstBatch(nn.Module):
-    """Normalises by the mean of the first batch that it sees."""
-
-    mean = None
-
-    def forward(self, x):
-        self.mean = x.mean(0).detach() if self.mean is None else self.mean
-        return x - self.mean
-
-
-class Float32(nn.Module):
-    """A layer that fails in float64."""
-
-    def __init__(self, then=lambda x: x):
-        super().__init__()
-        self.then = then
-
-    def forward(self, x):
-        if x.dtype != torch.float32:
-            raise TypeError("float32 only")
-        return self.then(x)
-
-
-SCALE = torch.tensor([1e6, 1.0, 1.0, 1e-6])
-
-
-def smallest(x):
-    return torch.cat([x[:, :3] * 1e6, x[:, 3:] + 1e-3 * x[:, 3:].mean()], dim=1)
-
-
-NETWORKS_THAT_MIX = {
-    "a small output": lambda: Net(output=smallest),
-    "a small output, in float32 only": lambda: Net(Float32(), smallest),
-    "faint": lambda: Net(output=lambda x: x + 1e-8 * x.mean(0)),
-    "batch normalisation": lambda: Net(lambda x: nn.functional.batch_norm(x, None, None, training=True)),
-    "before a layer of zeros": lambda: Net(lambda x: x - x.mean(0), zero=True),
-    "batch size": lambda: Net(lambda x: x / len(x)),
-    "position": lambda: Net(output=lambda x: x + torch.arange(len(x))[:, None]),
-    "neighbours": lambda: Net(lambda x: x + x.roll(1, 0)),
-    "softmax over the batch": lambda: Net(output=lambda x: x.softmax(0)),
-    "only beside an extreme example": lambda: Net(lambda x: x / 2 if x.abs().max() > 50 else x),
-}
-
-
 @pytest.fixture
 def check(monkeypatch):
     """Checks what a function builds as a user's network of 6 numbers and 4 classes."""
@@ -299,7 +242,7 @@ def check(monkeypatch):
     return check
 
 
-@pytest.mark.parametrize("make", NETWORKS_THAT_MIX.values(), ids=NETWORKS_THAT_MIX)
+@pytest.mark.parametrize("make", FOUND_BY_OUTPUTS.values(), ids=FOUND_BY_OUTPUTS)
 def test_networks_that_mix_examples_are_refused(check, make):
     with pytest.raises(ModelError, match=r"'a:f': output \d of an example changes with .*; replace batch norm"):
         check(make)
@@ -310,19 +253,10 @@ def test_a_network_that_keeps_its_first_batch_is_refused(check):
         check(lambda: Net(FirstBatch()))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Net,
-        lambda: Net(Float32()),
-        lambda: Net(torch.sin, lambda x: x * SCALE.to(x.dtype)),
-        lambda: Net(lambda x: torch.sin(300 * x)),
-        lambda: Net(lambda x: nn.functional.layer_norm(x, (8,)), zero=True),
-        lambda: Net(lambda x: x.exp()),
-        lambda: Net(lambda x: x.float().tanh().to(x.dtype)),
-    ],
-    ids=["linear", "float32", "scales", "steep", "zero", "overflow", "cast"],
-)
+PASSING = ("two layers", "float32 only", "of several scales", "steep", "normalised layer", "overflow", "cast")
+
+
+@pytest.mark.parametrize("make", [APART[name][0] for name in PASSING], ids=PASSING)
 def test_networks_that_treat_every_example_by_itself_pass(check, make):
     check(make)
 
