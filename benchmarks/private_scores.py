@@ -33,9 +33,9 @@ from coterie.privacy.score_histograms import (
     CELLS,
     NORM,
     ScoreHistogram,
+    UnitCounts,
     count_scores,
     deviation_of_counts,
-    noisy_counts,
     sum_of_clients,
 )
 from coterie.rounds.score_estimates import estimate
@@ -110,7 +110,7 @@ def _found(estimates: dict[str, Any], exact: dict[str, Any]) -> dict[str, float]
 
 def _estimated(counts: list[Any], epsilon: float, rng: np.random.Generator) -> dict[str, Any]:
     """Estimates of counts to which each site adds noise."""
-    noisy = np.sum([noisy_counts(each, epsilon, rng) for each in counts], axis=0).reshape(2, BINS)
+    noisy = np.sum([UnitCounts(each).noisy(epsilon, rng) for each in counts], axis=0).reshape(2, BINS)
     found = estimate(ScoreHistogram(noisy, np.full(2, deviation_of_counts([epsilon] * len(counts)))))
     return {} if found is None else found.to_json()
 
@@ -132,7 +132,7 @@ def drawn(seed: int, level: str, area: float, share: float) -> dict[str, float]:
         whole = ScoreHistogram.of_units(sum_of_clients(counts), noise)
     else:
         half = EPSILON / 2
-        noisy, deviation = sum(noisy_counts(each, half, rng) for each in counts), deviation_of_counts([half] * 5)
+        noisy, deviation = sum(UnitCounts(each).noisy(half, rng) for each in counts), deviation_of_counts([half] * 5)
         histogram = ScoreHistogram(np.reshape(noisy, (2, BINS)), np.full(2, deviation))
         whole = ScoreHistogram(np.reshape(sum(counts), (2, BINS)), np.full(2, deviation))
     estimated = estimate(histogram)
@@ -177,7 +177,7 @@ def several_classes(seed: int, level: str, classes: int, apart: float, factor: f
         deviations = noise / weights[[0, -1]]
     else:
         cost = EPSILON / 2 / classes
-        noisy = np.sum([noisy_counts(each.ravel(), cost, rng).reshape(each.shape) for each in counts], axis=0)
+        noisy = np.sum([UnitCounts(each.ravel()).noisy(cost, rng).reshape(each.shape) for each in counts], axis=0)
         deviations = np.full(2, deviation_of_counts([cost] * len(counts)))
     estimates = [estimate(ScoreHistogram(row.reshape(2, BINS), deviations)) for row in noisy]
     areas = [math.nan if one is None else one.roc_auc for one in estimates]

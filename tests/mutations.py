@@ -956,8 +956,8 @@ MUTATIONS = [
     Mutation(
         "noise on losses without the root of their number",
         f"{_PRIVACY}/losses.py",
-        "gaussian(rng, deviation, units.shape[1:])",
-        "gaussian(rng, deviation / units.shape[1] ** 0.5, units.shape[1:])",
+        "gaussian(rng, deviation, shape)",
+        "gaussian(rng, deviation / shape[0] ** 0.5, shape)",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
@@ -1034,8 +1034,8 @@ MUTATIONS = [
     Mutation(
         "a histogram of scores counts a record twice",
         "coterie/client/record_level.py",
-        "return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)",
-        "return 2 * count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)",
+        "counts = count_scores(logits[:, 1] - logits[:, 0], shard.test.y, shares)",
+        "counts = 2 * count_scores(logits[:, 1] - logits[:, 0], shard.test.y, shares)",
         "tests/client/test_held_out_histograms.py::test_a_held_out_record_is_counted_once_and_a_training_record_never",
     ),
     Mutation(
@@ -1054,16 +1054,37 @@ MUTATIONS = [
     ),
     Mutation(
         "the noise of a histogram of units is that of one share",
+        f"{_PRIVACY}/score_histograms.py",
+        "-math.expm1(-epsilon / self.__share)",
+        "-math.expm1(-epsilon)",
+        "tests/client/test_held_out_units.py::test_the_stated_noise_is_that_of_units",
+    ),
+    Mutation(
+        "counts of units have the share of a record",
         "coterie/client/record_level.py",
-        "noisy_counts(counts, epsilon / ones, rng)",
-        "noisy_counts(counts, epsilon, rng)",
+        "UNIT_SHARES if units else 1",
+        "1",
         "tests/client/test_held_out_units.py::test_the_noise_covers_all_shares_of_a_unit",
+    ),
+    Mutation(
+        "values of records stand for those of units",
+        f"{_PRIVACY}/private_values.py",
+        "        if of_record is None:\n",
+        "        if True:\n",
+        "tests/privacy/test_private_values.py::test_a_unit_of_many_records_moves_a_sum_by_at_most_one",
+    ),
+    Mutation(
+        "exact values convert to a number",
+        f"{_PRIVACY}/private_values.py",
+        "class PerRecord:",
+        "class PerRecord(PerUnit):",
+        "tests/privacy/test_private_values.py::test_the_only_public_methods_are_these",
     ),
     Mutation(
         "training records are counted where none is held out",
         "coterie/client/record_level.py",
-        "if shard.test.x is shard.x or not len(shard.test.y):",
-        "if not len(shard.test.y):",
+        "if shard.test.x is not shard.x and len(shard.test.y)",
+        "if len(shard.test.y)",
         "tests/client/test_held_out_histograms.py::test_where_nothing_is_held_out_nothing_is_counted",
     ),
     Mutation(

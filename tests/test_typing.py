@@ -102,3 +102,42 @@ def test_a_user_s_program_passes_mypy_strict(tmp_path):
     found = checked(tmp_path / "wrong.py").stdout
     assert 'Unexpected keyword argument "clip_nrom"' in found
     assert 'has incompatible type "str"; expected "float"' in found
+
+
+#: Planted lines of coterie/client/record_level.py, and what the type check says.
+PLANTED = {
+    "an exact sum": (
+        "    return losses.per_unit(None if shard.units is None else shard.units.of_record)",
+        "    cohort.request.round = float(losses.sum())\n    return losses.per_unit(None)",
+        '"PerRecord" has no attribute "sum"',
+    ),
+    "values of records where those of units belong": (
+        "    return losses.per_unit(None if shard.units is None else shard.units.of_record)",
+        "    return losses",
+        'got "PerRecord", expected "PerUnit"',
+    ),
+    "exact counts of scores": (
+        "histograms.append(counts.noisy(cohort.plan(client.client_id).held_out_epsilon, rng).tolist())",
+        "histograms.append(counts.tolist())",
+        '"UnitCounts" has no attribute "tolist"',
+    ),
+    "an exact number of records": (
+        "histograms.append(counts.noisy(cohort.plan(client.client_id).held_out_epsilon, rng).tolist())",
+        "histograms.append([float(counts)])",
+        'Argument 1 to "float" has incompatible type "UnitCounts"',
+    ),
+}
+
+
+@pytest.mark.slow
+def test_exact_values_of_records_in_a_reply_fail_the_type_check(tmp_path):
+    """All planted lines at once, each in a copy of the module."""
+    source = (PACKAGE / "client" / "record_level.py").read_text()
+    for number, (line, planted, _) in enumerate(PLANTED.values()):
+        assert source.count(line) == 1
+        (tmp_path / f"planted_{number}.py").write_text(source.replace(line, planted))
+    command = [sys.executable, "-m", "mypy", *map(str, sorted(tmp_path.glob("*.py")))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    for number, (name, (_, _, complaint)) in enumerate(PLANTED.items()):
+        lines = [line for line in done.stdout.splitlines() if f"planted_{number}.py" in line]
+        assert any(complaint in line for line in lines), (name, done.stdout)

@@ -22,9 +22,9 @@ from coterie.audit.findings import Finding, FloatArray, dominance_test, pure_tes
 from coterie.client import record_level
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet, Units
-from coterie.fields import UNIT_SHARES
 from coterie.models import float32_arrays, set_trainable, trainable, with_lora
-from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, score_histograms, selection_event
+from coterie.privacy import Event, PerUnit, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
+from coterie.privacy.score_histograms import UnitCounts
 from coterie.wire.messages import Layout
 
 _MECHANISM = "dp-sgd"
@@ -205,7 +205,7 @@ def _losses(streams: Streams, replies: int) -> Finding:
     worlds = []
     for world, losses in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("losses", world)
-        released = [noisy_losses(losses, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(replies)]
+        released = [noisy_losses(PerUnit(losses), bound, plan.loss_deviation, _RECORDS, rng) for _ in range(replies)]
         worlds.append(np.array(released))
     claim = plan.losses(plan.compared)
     return dominance_test(_MECHANISM, "additional record, losses of models", claim, (worlds[0], worlds[1]))
@@ -218,7 +218,7 @@ def _selections(streams: Streams, replies: int) -> Finding:
     worlds = []
     for world, losses in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("choice", world)
-        chosen = [noisy_argmin(losses, bound, e, rng) == 0 for _ in range(replies)]
+        chosen = [noisy_argmin(PerUnit(losses), bound, e, rng) == 0 for _ in range(replies)]
         worlds.append(np.array(chosen, np.float64)[:, None])
     claim = {selection_event(e): 1}
     return dominance_test(_MECHANISM, "additional record, private selection", claim, (worlds[0], worlds[1]))
@@ -227,7 +227,7 @@ def _selections(streams: Streams, replies: int) -> Finding:
 # ---- histograms of scores ---------------------------------------------------------------------------------
 
 
-def _held_out(records: int, trained: int = _RECORDS, scale: float = 1.0) -> FloatArray:
+def _held_out(records: int, trained: int = _RECORDS, scale: float = 1.0) -> UnitCounts:
     """Return the counts of held-out records, of which the victim is the last and has a very large score."""
     network, layout, models = _network()
     x = np.array([[1, 0]] * records, np.float32)
@@ -239,11 +239,17 @@ def _held_out(records: int, trained: int = _RECORDS, scale: float = 1.0) -> Floa
 def _measure_histogram() -> Finding:
     """Measure the maximum influence of a held-out record on a histogram, and that of a training record, which is 0."""
     without = _held_out(_RECORDS - 1)
-    moved = [float(np.abs(_held_out(_RECORDS, scale=s) - without).sum()) for s in (1, -1, 1e-3, 1e30, np.inf, np.nan)]
-    trained = float(np.abs(_held_out(_RECORDS - 1, trained=_RECORDS + 1) - without).sum())
+    moved = [_distance(_held_out(_RECORDS, scale=s), without) for s in (1, -1, 1e-3, 1e30, np.inf, np.nan)]
+    trained = _distance(_held_out(_RECORDS - 1, trained=_RECORDS + 1), without)
     largest = max(moved) if trained == 0 else math.inf
     name = "held-out record of any score, histogram"
-    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1)
+    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1 + _ROUNDING)
+
+
+def _distance(counts: UnitCounts, without: UnitCounts) -> float:
+    """Return the L1 distance of two releases with the same noise."""
+    released = (each.noisy(1.0, np.random.default_rng(0)) for each in (counts, without))
+    return float(np.abs(np.subtract(*released)).sum())
 
 
 def _measure_units() -> Finding:
@@ -253,20 +259,19 @@ def _measure_units() -> Finding:
         for trained in (False, True):
             names = np.array([f"unit {i}" for i in range(_RECORDS)] + ["victim"] * records)
             without = _of_units(names[:_RECORDS], ["trained on"])
-            moved = _of_units(names, ["trained on", *["victim"] * trained]) - without
-            shift = float(np.abs(moved).sum()) / UNIT_SHARES
+            shift = _distance(_of_units(names, ["trained on", *["victim"] * trained]), without)
             largest = max(largest, math.inf if trained and shift else shift)  # one that is trained on adds nothing
     name = "held-out unit of any records, histogram"
-    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1)
+    return Finding(_MECHANISM, name, "L1", 1.0, largest, (), largest > 1 + _ROUNDING)
 
 
-def _of_units(names: npt.NDArray[np.str_], trained: Sequence[str]) -> FloatArray:
+def _of_units(names: npt.NDArray[np.str_], trained: Sequence[str]) -> UnitCounts:
     """Return the counts of held-out records of units with these names, beside others that are trained on."""
     network, layout, models = _network()
     x, y = np.array([[0, 1]] * len(names), np.float32), np.ones(len(names), np.int64)
     shares = Units.named(names, _RECORDS).held_out_shares(Units.named(trained, _RECORDS))
     shard = Shard(0, 0, x[:1], y[:1], TestSet(x, y), test_shares=shares)
-    return record_level.held_out_counts(network, layout, models, shard)
+    return record_level.held_out_counts(network, layout, models, shard, units=True)
 
 
 def _histograms(streams: Streams, replies: int) -> Finding:
@@ -274,5 +279,5 @@ def _histograms(streams: Streams, replies: int) -> Finding:
     epsilon, worlds = 1.0, []
     for world, records in enumerate((_RECORDS - 1, _RECORDS)):
         rng, counts = streams.stream("histogram", world), _held_out(records)
-        worlds.append(np.array([score_histograms.noisy_counts(counts, epsilon, rng) for _ in range(replies)]))
+        worlds.append(np.array([counts.noisy(epsilon, rng) for _ in range(replies)]))
     return pure_test(_MECHANISM, "additional held-out record, histogram", epsilon, (worlds[0], worlds[1]))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from coterie.client.backend import Examples
@@ -24,8 +23,8 @@ from coterie.client.scores import example_losses, outputs
 from coterie.client.state import ClientError
 from coterie.datasets import Shard
 from coterie.fields import UNIT_SHARES
-from coterie.privacy import PrivacyError, Streams, noisy_argmin, noisy_losses
-from coterie.privacy.score_histograms import CELLS, count_scores, noisy_counts
+from coterie.privacy import PerUnit, PrivacyError, Streams, noisy_argmin, noisy_losses
+from coterie.privacy.score_histograms import CELLS, UnitCounts, count_scores
 from coterie.wire import RequestError
 from coterie.wire.messages import EVALUATE, LOSSES, TRAIN, Layout
 
@@ -125,35 +124,30 @@ def noisy_model_losses(cohort: Cohort, keys: Keys) -> Vectors:
 
 
 def noisy_histograms(cohort: Cohort, keys: Keys) -> list[list[float]]:
-    """Return each client's noisy counts of the scores of its held-out records, for the one received model.
-
-    Where no record is held out, all counts are zero before the noise: no training record is ever counted.
-    """
-    units = cohort.federation.has_units
-    ones = UNIT_SHARES if units else 1  # what a record, or a unit, adds at most
+    """Return each client's noisy counts of the scores of its held-out records, for the one received model."""
     histograms = []
     for client in cohort.clients:
         shard, device = cohort.shard(client), cohort.local_training.device
-        counts = held_out_counts(cohort.network, cohort.layers.whole, cohort.models, shard, device)
-        if units and shard.test_shares is None:
-            counts = np.zeros(CELLS)  # nothing is held out
+        units = cohort.federation.has_units
+        counts = held_out_counts(cohort.network, cohort.layers.whole, cohort.models, shard, units=units, device=device)
         rng = Streams(cohort.config.seed).stream("histogram", *keys[client.client_id])
-        epsilon = cohort.plan(client.client_id).held_out_epsilon
-        histograms.append((noisy_counts(counts, epsilon / ones, rng) / ones).tolist())
+        histograms.append(counts.noisy(cohort.plan(client.client_id).held_out_epsilon, rng).tolist())
     return histograms
 
 
 def held_out_counts(
-    network: nn.Module, layout: Layout, models: Vectors, shard: Shard, device: str = "cpu"
-) -> npt.NDArray[np.float64]:
-    """Return the counts of the scores of a client's held-out records for the first of (k, d) models, without noise.
+    network: nn.Module, layout: Layout, models: Vectors, shard: Shard, *, units: bool = False, device: str = "cpu"
+) -> UnitCounts:
+    """Return the counts of the scores of a client's held-out records for the first of (k, d) models.
 
-    Of records that belong to units, the shares are counted.
+    Of records that belong to units, the shares are counted. Where nothing is held out, all counts are zero: no training
+    record is ever counted.
     """
-    if shard.test.x is shard.x or not len(shard.test.y):
-        return np.zeros(CELLS)
-    found = outputs(_apart(network, shard, device), layout, models[:1], shard.test, device)[0]
-    return count_scores(found[:, 1] - found[:, 0], shard.test.y, shard.test_shares)
+    counts, shares = np.zeros(CELLS), shard.test_shares
+    if shard.test.x is not shard.x and len(shard.test.y) and (shares is not None or not units):
+        logits = outputs(_apart(network, shard, device), layout, models[:1], shard.test, device)[0]
+        counts = count_scores(logits[:, 1] - logits[:, 0], shard.test.y, shares)
+    return UnitCounts(counts, UNIT_SHARES if units else 1)
 
 
 def _check_covered(cohort: Cohort, client: Client) -> None:
@@ -193,12 +187,12 @@ def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:
     return noisy_argmin(_losses(cohort, i), cohort.config.loss_bound, plan.selection_epsilon, rng)
 
 
-def _losses(cohort: Cohort, i: int) -> npt.NDArray[np.float64]:
-    """Return the (N, k) losses of all models on a client's records, or their means on its units."""
+def _losses(cohort: Cohort, i: int) -> PerUnit:
+    """Return the losses of all models on a client's records, or their means on its units."""
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
     network = _apart(cohort.network, shard, device)
     losses = example_losses(network, cohort.layers.whole, cohort.models, shard, device, cohort.task)
-    return losses if shard.units is None else shard.units.means(losses)
+    return losses.per_unit(None if shard.units is None else shard.units.of_record)
 
 
 def _apart(network: nn.Module, shard: Shard, device: str) -> nn.Module:

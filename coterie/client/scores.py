@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie.client.backend import CHUNK, Examples, backend_of
 from coterie.client.device import free_device, joined, products, to_numpy
 from coterie.datasets import Shard, TestSet
+from coterie.privacy import PerRecord
 from coterie.tasks import AUTO, Task
 from coterie.wire.messages import Layout
 
@@ -48,11 +49,11 @@ def example_losses(
     shard: Shard,
     device: str = "cpu",
     loss: Score = AUTO,
-) -> npt.NDArray[np.float64]:
+) -> PerRecord:
     """Return the (N, k) loss of every model on every example of one client; N may be 0."""
     if not len(shard.y):
-        return np.zeros((0, len(models)))
-    return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, loss), axis=1)
+        return PerRecord(np.zeros((0, len(models))))
+    return PerRecord(np.stack(_per_example(model, layout, models, shard.x, shard.y, device, loss), axis=1))
 
 
 @torch.no_grad()

@@ -79,13 +79,6 @@ class Units:
         rows[self.of_record[order[kept]], place[kept]] = order[kept]
         return rows
 
-    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the (U, ...) means of (n, ...) values over the records of each unit."""
-        sums = np.zeros((len(self), *values.shape[1:]))
-        np.add.at(sums, self.of_record, values)
-        sizes = np.bincount(self.of_record, minlength=len(self))
-        return np.asarray(sums / sizes.reshape(-1, *[1] * (values.ndim - 1)))
-
 
 def is_held_out_unit(name: str) -> bool:
     """Decide by a hash of its name whether all records of a unit are held out."""

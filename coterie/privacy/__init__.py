@@ -23,6 +23,7 @@ from coterie.privacy.mechanisms import (
     redraw_matrix,
 )
 from coterie.privacy.plan import Plan
+from coterie.privacy.private_values import PerRecord, PerUnit
 from coterie.privacy.randomness import Streams, gaussian
 from coterie.privacy.record import SELECTIONS, RecordPlan
 from coterie.privacy.releases import (
@@ -61,6 +62,8 @@ __all__ = [
     "NoPrivacy",
     "NothingReleasedError",
     "Paper",
+    "PerRecord",
+    "PerUnit",
     "Permit",
     "Plan",
     "PricedRequest",

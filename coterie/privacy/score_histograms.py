@@ -123,25 +123,39 @@ def sum_of_clients(counts: Iterable[Any], number: int = 1) -> FloatArray:
     return total
 
 
-def noisy_counts(counts: FloatArray, epsilon: float, rng: np.random.Generator) -> FloatArray:
-    """Return counts with discrete Laplace noise: epsilon-private at delta 0 for a record, which changes one by 1.
+class UnitCounts:
+    """Exact counts of the scores of a client's held-out units of privacy, which leave the client with noise alone.
+
+    There is no other exit: no conversion to an array, no item, no sum; see :mod:`coterie.privacy.private_values`.
 
     Args:
         counts: (CELLS,) of :func:`count_scores`.
-        epsilon: of the release.
-        rng: the client's noise.
+        share: What a unit adds to them, at most: 1 if each record is a unit, otherwise the sum of its shares.
     """
-    stop = -math.expm1(-epsilon)
-    noise = rng.geometric(stop, counts.shape) - rng.geometric(stop, counts.shape)
-    return np.asarray(counts + noise, np.float64)
+
+    __slots__ = ("__counts", "__share")
+
+    def __init__(self, counts: FloatArray, share: int = 1) -> None:
+        self.__counts, self.__share = counts, share
+
+    def noisy(self, epsilon: float, rng: np.random.Generator) -> FloatArray:
+        """Return (CELLS,) counts of units with discrete Laplace noise: epsilon-private at delta 0 for a unit.
+
+        Args:
+            epsilon: Epsilon of the release.
+            rng: The client's noise.
+        """
+        stop, shape = -math.expm1(-epsilon / self.__share), self.__counts.shape
+        noise = rng.geometric(stop, shape) - rng.geometric(stop, shape)
+        return np.asarray((self.__counts + noise) / self.__share, np.float64)
 
 
 def deviation_of_counts(epsilons: Iterable[float], ones: int = 1) -> float:
-    """Return the standard deviation of the noise in a cell of the sum of :func:`noisy_counts` of several clients.
+    """Return the standard deviation of the noise in a cell of the sum of several clients' noisy counts.
 
     Args:
         epsilons: of the clients.
-        ones: how many a record or unit adds, at most, to counts that are divided by it after the noise.
+        ones: What a record or unit adds to :class:`UnitCounts`, at most.
     """
     steps = (epsilon / ones for epsilon in epsilons)
     return math.sqrt(math.fsum(1 / (2 * math.sinh(step / 2) ** 2) for step in steps)) / ones

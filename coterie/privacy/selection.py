@@ -15,11 +15,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coterie.fields import LOSS_BOUND
 from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
-
-#: Range of the bound L of a record's loss.
-MIN_LOSS_BOUND, MAX_LOSS_BOUND = LOSS_BOUND.low, LOSS_BOUND.high
+from coterie.privacy.private_values import PerUnit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -42,7 +39,7 @@ def selection_event(epsilon: float) -> Event:
     return Event(1.0, 1 / mu)
 
 
-def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.random.Generator) -> int:
+def noisy_argmin(losses: PerUnit, bound: float, epsilon: float, rng: np.random.Generator) -> int:
     """Select the model with the smallest loss privately: a private form of RC-DPFL's selection by loss.
 
     Adding or removing one record changes all summed losses in the same direction, by at most ``bound``. With Gumbel
@@ -50,7 +47,7 @@ def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.ra
     ``epsilon``.
 
     Args:
-        losses: (n, k) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
+        losses: (U, k) losses of every model on every unit. They are clipped to [0, bound], and NaN counts as ``bound``.
         bound: L, finite.
         epsilon: epsilon of this selection; its event is :func:`selection_event`.
         rng: the client's noise.
@@ -59,37 +56,12 @@ def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.ra
         the index of a model.
 
     Examples:
-        >>> losses = np.array([[2.0, 0.1], [1.9, 0.2]] * 50)  # of two models on 100 records
+        >>> losses = PerUnit([[2.0, 0.1], [1.9, 0.2]] * 50)  # of two models on 100 records
         >>> noisy_argmin(losses, bound=4.0, epsilon=5.0, rng=np.random.default_rng())
         1
     """
     selection_event(epsilon)
-    sums = unit_losses(losses, bound).sum(axis=0)
-    return int(np.argmin(sums - rng.gumbel(scale=1 / epsilon, size=sums.shape)))
-
-
-def unit_losses(losses: npt.ArrayLike, bound: float) -> FloatArray:
-    """Clip losses to [0, bound] and divide them by ``bound``; NaN counts as ``bound``.
-
-    Noise is added in these units, so that its ratio to the sensitivity does not depend on ``bound``.
-
-    Raises:
-        PrivacyError: ``bound`` is NaN, too small or too large.
-    """
-    check_loss_bound(bound)
-    return np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound) / bound
-
-
-def check_loss_bound(bound: float) -> None:
-    """Check that the bound of a record's loss is in its range.
-
-    Raises:
-        PrivacyError: it is NaN, too small or too large.
-    """
-    if not MIN_LOSS_BOUND <= bound <= MAX_LOSS_BOUND:
-        raise PrivacyError(
-            f"the bound of a record's loss must lie in [{MIN_LOSS_BOUND:g}, {MAX_LOSS_BOUND:g}], not {bound:g}"
-        )
+    return int(np.argmin(losses.noisy_sum(bound, lambda shape: -rng.gumbel(scale=1 / epsilon, size=shape))))
 
 
 def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random.Generator) -> IntArray:

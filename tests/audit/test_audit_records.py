@@ -5,6 +5,7 @@ below 1e-6.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from coterie.audit.clientapp import audit_client_app
 from coterie.audit.findings import dominance_test
 from coterie.audit.records import audit_records
 from coterie.client import dpsgd, ghost, record_level
-from coterie.datasets import Units
+from coterie.datasets import TestSet, Units
 from coterie.fields import UNIT_SHARES
-from coterie.privacy import ClientLedger, Event, Streams, score_histograms
+from coterie.privacy import ClientLedger, Event, Streams
 from coterie.privacy import losses as noisy
+from coterie.privacy.score_histograms import UnitCounts
 
 ANSWERS = 8000
 
@@ -102,7 +104,7 @@ def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
 
 def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
     def less(losses, bound, deviation, num_examples, rng):
-        return noisy.noisy_losses(losses, bound, deviation / math.sqrt(losses.shape[1]), num_examples, rng)
+        return noisy.noisy_losses(losses, bound, deviation / math.sqrt(4), num_examples, rng)
 
     monkeypatch.setattr("coterie.audit.records.noisy_losses", less)
     assert broken("losses of models")
@@ -174,15 +176,16 @@ def test_a_histogram_that_counts_a_unit_that_is_trained_on_is_found(monkeypatch)
 
 
 def test_a_histogram_that_counts_training_records_is_found(monkeypatch):
-    def counted(network, layout, models, shard, device="cpu"):
-        return right(network, layout, models, shard, device) + len(shard.y)
+    def counted(network, layout, models, shard, **options):
+        test = TestSet(*(np.concatenate(each) for each in ((shard.test.x, shard.x), (shard.test.y, shard.y))))
+        return right(network, layout, models, replace(shard, test=test), **options)
 
     right = record_level.held_out_counts
     monkeypatch.setattr(record_level, "held_out_counts", counted)
-    assert broken("histogram") == ["held-out record of any score, histogram"]
+    assert broken("held-out record of any score") == ["held-out record of any score, histogram"]
 
 
 def test_a_histogram_with_half_of_its_noise_is_found(monkeypatch):
-    right = score_histograms.noisy_counts
-    monkeypatch.setattr(score_histograms, "noisy_counts", lambda counts, epsilon, rng: right(counts, 2 * epsilon, rng))
+    right = UnitCounts.noisy
+    monkeypatch.setattr(UnitCounts, "noisy", lambda counts, epsilon, rng: right(counts, 2 * epsilon, rng))
     assert broken("histogram") == ["additional held-out record, histogram"]

@@ -7,12 +7,12 @@ from flwr.common.serde import recorddict_to_proto
 from test_hostile_server import CHEAP, CONFIGURED, LAYOUT, WORLDS, World, plans, sender  # noqa: F401
 from torch import nn
 
-from coterie.client import record_level
 from coterie.client.app import app
 from coterie.client.record_level import held_out_counts
 from coterie.datasets import Shard, TestSet
 from coterie.models import float32_arrays
 from coterie.privacy.ledger import HELD_OUT
+from coterie.privacy.score_histograms import CELLS, UnitCounts
 from coterie.wire.messages import Layout, pack_models
 
 ASKED = {"private": True, "histogram": True, "cluster": 0}
@@ -45,8 +45,8 @@ def test_one_charge_pays_for_one_histogram(world):
 
 def test_a_repeated_request_gets_the_same_noise_and_pays_once(world, monkeypatch):
     asked, seen = trained(world()), []
-    right = record_level.noisy_counts
-    monkeypatch.setattr(record_level, "noisy_counts", lambda *given: seen.append(right(*given)) or seen[-1])
+    right = UnitCounts.noisy
+    monkeypatch.setattr(UnitCounts, "noisy", lambda *given: seen.append(right(*given)) or seen[-1])
     for _ in range(3):
         assert asked.ask("evaluate", COVERED | ASKED)[0] == "reply"
     assert len(seen) == 1
@@ -106,16 +106,15 @@ def test_the_owner_decides(world, tmp_path, policy, kind):
 
 
 def counted(test, train=3, same=False):
-    """Counts with records of score 2 x whose label is whether x is positive."""
+    """Counts with records of score 2 x whose label is whether x is positive, and noise that is always the same."""
     network = nn.Linear(1, 2, bias=False)
     layout = Layout.of(float32_arrays(network))
     model = np.array([[-1.0, 1.0]], np.float32)
     x = np.array(test, np.float32).reshape(-1, 1)
     y = (x[:, 0] > 0).astype(np.int64)
-    if same:
-        return held_out_counts(network, layout, model, Shard(0, 0, x, y, TestSet(x, y)))
-    others = np.zeros((train, 1), np.float32)
-    return held_out_counts(network, layout, model, Shard(0, 0, others, np.zeros(train, np.int64), TestSet(x, y)))
+    others = x if same else np.zeros((train, 1), np.float32)
+    shard = Shard(0, 0, others, y if same else np.zeros(train, np.int64), TestSet(x, y))
+    return held_out_counts(network, layout, model, shard).noisy(1.0, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("further", [1.0, -1.0, 0.0, 1e30, -1e30, np.inf, np.nan])
@@ -128,8 +127,8 @@ def test_a_held_out_record_is_counted_once_and_a_training_record_never(further):
 
 @pytest.mark.parametrize("records", [[], [1.0], [1.0, -1.0]])
 def test_where_nothing_is_held_out_nothing_is_counted(records):
-    assert not counted(records, same=True).any()
-    assert not counted([]).any()
+    np.testing.assert_array_equal(counted(records, same=True), counted([]))
+    np.testing.assert_array_equal(counted([]), UnitCounts(np.zeros(CELLS)).noisy(1.0, np.random.default_rng(0)))
 
 
 def test_a_reply_has_the_same_size_for_any_data(world):

@@ -15,7 +15,7 @@ from coterie.datasets import TableSchema, Units, facts, own_shard
 from coterie.fields import UNIT_SHARES
 from coterie.privacy import read_ledger
 from coterie.privacy.check import check
-from coterie.privacy.score_histograms import CELLS, deviation_of_client, deviation_of_counts, noisy_counts
+from coterie.privacy.score_histograms import CELLS, UnitCounts, deviation_of_client, deviation_of_counts
 
 COLUMNS = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(3))
 SCHEMA = f'version = 1\n[label]\ncolumn = "outcome"\nclasses = ["no", "yes"]\n[unit]\ncolumn = "patient"\n{COLUMNS}'
@@ -77,18 +77,22 @@ def test_a_run_releases_counts_of_patients_and_charges_them(sites, tmp_path):
 
 
 def test_the_noise_covers_all_shares_of_a_unit(sites, tmp_path, monkeypatch):
-    drawn = []
-    right = record_level.noisy_counts
+    made = []
 
-    def noted(counts, epsilon, rng):
-        drawn.append((counts.sum(), epsilon))
-        return right(counts, epsilon, rng)
+    class Noted(UnitCounts):
+        def __init__(self, counts, share):
+            made.append((counts.sum(), share))
+            super().__init__(counts, share)
 
-    monkeypatch.setattr(record_level, "noisy_counts", noted)
+        def noisy(self, epsilon, rng):
+            assert epsilon == 4.0
+            return super().noisy(epsilon, rng)
+
+    monkeypatch.setattr(record_level, "UnitCounts", Noted)
     simulated(tmp_path / "run", settings_on(sites, **RUN))
-    assert len(drawn) == 4
-    for total, epsilon in drawn:
-        assert epsilon * UNIT_SHARES == pytest.approx(4.0)
+    assert len(made) == 4
+    for total, share in made:
+        assert share == UNIT_SHARES
         assert total > 3 * UNIT_SHARES  # of patients, each of whom adds about that
 
 
@@ -128,11 +132,11 @@ def test_removing_a_unit_changes_the_shares_of_no_other(records, trained, victim
 def test_the_stated_noise_is_that_of_units():
     rng = np.random.default_rng(0)
     for epsilon in (0.4, 4.0):
-        of_units = np.stack([noisy_counts(np.zeros(CELLS), epsilon / UNIT_SHARES, rng) for _ in range(400)])
-        stated = deviation_of_client(of_units[0] / UNIT_SHARES, epsilon)
-        assert np.std(of_units / UNIT_SHARES) == pytest.approx(stated, rel=0.03)
+        of_units = np.stack([UnitCounts(np.zeros(CELLS), UNIT_SHARES).noisy(epsilon, rng) for _ in range(400)])
+        stated = deviation_of_client(of_units[0], epsilon)
+        assert np.std(of_units) == pytest.approx(stated, rel=0.03)
         assert stated == deviation_of_counts([epsilon], UNIT_SHARES)
-        of_records = noisy_counts(np.zeros(CELLS), epsilon, rng)
+        of_records = UnitCounts(np.zeros(CELLS)).noisy(epsilon, rng)
         assert deviation_of_client(of_records, epsilon) == deviation_of_counts([epsilon]) < stated
 
 

@@ -26,6 +26,7 @@ from coterie.datasets import (
 )
 from coterie.datasets.tables import repeated_names, rows_held_out
 from coterie.models import ModelError
+from coterie.privacy import PerRecord
 from coterie.tasks import AUTO, task_of
 from coterie.wire.messages import Layout
 
@@ -244,9 +245,11 @@ def test_missing_records_are_zeros_and_have_no_label():
 
 
 def test_losses_of_a_patient_are_one_number():
-    units = Units(np.array([0, 1, 0]), most=1)
-    assert units.means(np.array([[1.0], [4.0], [3.0]])).tolist() == [[2.0], [4.0]]
-    assert np.isinf(units.means(np.array([[np.inf], [4.0], [3.0]]))[0])
+    def total(*losses):
+        return PerRecord(np.array(losses)[:, None]).per_unit(np.array([0, 1, 0])).noisy_sum(8.0, np.zeros)
+
+    assert total(1.0, 4.0, 3.0) == [(2.0 + 4.0) / 8]
+    assert total(np.inf, 4.0, 3.0) == [(8.0 + 4.0) / 8]
     assert Units(np.zeros(0, np.int64), 3).rows.shape == (0, 3)
 
 

@@ -15,7 +15,7 @@ from coterie.privacy.certificate import ODDS, certificate
 from coterie.privacy.check import check
 from coterie.privacy.ledger import HELD_OUT, held_out_epsilon, read_ledger
 from coterie.privacy.mechanisms import RecordLevel
-from coterie.privacy.score_histograms import CELLS, deviation_of_counts, noisy_counts
+from coterie.privacy.score_histograms import CELLS, UnitCounts, deviation_of_counts
 
 NUMBERS = {"num_examples": 100, "batch_size": 10, "rounds": 3, "epsilon": 4.0, "delta": 1e-4}
 
@@ -151,7 +151,7 @@ def test_a_run_reconciles_the_ledger_of_a_client(tmp_path):
 
 @pytest.mark.parametrize("cost", [0.3, 1.0, 4.0])
 def test_the_noise_is_discrete_laplace(cost):
-    drawn = np.concatenate([noisy_counts(np.zeros(CELLS), cost, np.random.default_rng(i)) for i in range(400)])
+    drawn = np.concatenate([UnitCounts(np.zeros(CELLS)).noisy(cost, np.random.default_rng(i)) for i in range(400)])
     assert (drawn == np.round(drawn)).all()
     assert np.std(drawn) == pytest.approx(deviation_of_counts([cost]), rel=0.05)
     assert np.mean(drawn == 0) == pytest.approx(math.tanh(cost / 2), rel=0.05)  # (1 - p) / (1 + p), p = exp(-cost)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coterie.privacy import Event, Ledger, Permit, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
+from coterie.privacy import Event, Ledger, Permit, PerUnit, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
 from coterie.wire import EvaluateRequest, LossesRequest, TrainRequest
 
 PLAN = RecordPlan(
@@ -27,7 +27,7 @@ PLAN = RecordPlan(
 
 
 def told(losses, bound=1.0, deviation=1e-12, num_examples=10, seed=0):
-    return noisy_losses(losses, bound, deviation, num_examples, np.random.default_rng(seed))
+    return noisy_losses(PerUnit(losses), bound, deviation, num_examples, np.random.default_rng(seed))
 
 
 def test_sums_are_clipped_by_record_and_divided_by_the_public_number():

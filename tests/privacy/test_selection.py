@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtri, softmax
 from scipy.stats import chisquare
 
-from coterie.privacy import Event, PrivacyError, RecordPlan, noisy_argmin, selection_event
+from coterie.privacy import Event, PerUnit, PrivacyError, RecordPlan, noisy_argmin, selection_event
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
 from coterie.wire import TrainRequest
@@ -18,7 +18,7 @@ LOSSES = np.array([[0.2, 0.9, 0.5], [0.1, 0.4, 0.6], [0.7, 0.2, 0.9]])
 
 def test_the_choice_follows_the_exponential_mechanism():
     rng = np.random.default_rng(0)
-    chosen = np.bincount([noisy_argmin(LOSSES, 1.0, 2.0, rng) for _ in range(20_000)], minlength=3)
+    chosen = np.bincount([noisy_argmin(PerUnit(LOSSES), 1.0, 2.0, rng) for _ in range(20_000)], minlength=3)
     expected = softmax(-2.0 * LOSSES.sum(axis=0))
     # Over fresh seeds this fails once in 1,000 runs.
     assert chisquare(chosen, 20_000 * expected).pvalue > 1e-3
@@ -30,7 +30,7 @@ def test_one_record_moves_a_choice_by_the_bound_at_most(wild):
     clipped = np.clip(np.nan_to_num(record, nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
     for seed in range(50):
         both = [
-            noisy_argmin(np.concatenate([LOSSES, extra]), 1.0, 1.0, np.random.default_rng(seed))
+            noisy_argmin(PerUnit(np.concatenate([LOSSES, extra])), 1.0, 1.0, np.random.default_rng(seed))
             for extra in (record, clipped)
         ]
         assert both[0] == both[1]
@@ -105,7 +105,7 @@ def test_ends():
         with pytest.raises(PrivacyError, match="out of range"):
             selection_event(epsilon)
     with pytest.raises(PrivacyError, match="bound of a record's loss"):
-        noisy_argmin(LOSSES, 0.0, 1.0, np.random.default_rng(0))
+        noisy_argmin(PerUnit(LOSSES), 0.0, 1.0, np.random.default_rng(0))
 
 
 def test_a_reply_pays_for_the_choice_that_its_request_asks_for():

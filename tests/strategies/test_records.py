@@ -406,7 +406,7 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
         return np.zeros_like(start)
 
     def choose_nothing(losses, bound, epsilon, rng):
-        chosen.append((losses.shape, bound, epsilon))
+        chosen.append((losses.noisy_sum(bound, np.zeros).shape, bound, epsilon))
         return 0
 
     monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
@@ -428,7 +428,7 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
     assert [settings.batch_size for settings in done] == [5, 2, 2]
     assert [settings.noise_multiplier for settings in done] == [0.3, 0.1, 0.1]
     assert chosen
-    assert set(chosen) == {((RECORDS, 2), 4.0, 20.0)}
+    assert set(chosen) == {((2,), 4.0, 20.0)}
     choices = [charge for charge in charges if charge["sampling_rate"] == 1 and charge["round"] > 1]
     assert {charge["noise_multiplier"] for charge in choices} == {selection_event(20.0).noise_multiplier}
 
