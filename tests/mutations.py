@@ -37,7 +37,7 @@ _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_
 _PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _TRAINERS_TEST = "tests/client/test_trainers.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
-_SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
+_SIZES, _WORLDS = "coterie/flower/sizes.py", "tests/client/test_neighbouring_worlds.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _PARTS = "tests/client/test_training_parts.py"
 _APART_CODE, _APART = "coterie/client/records_apart.py", "tests/client/test_records_apart.py"
@@ -1596,14 +1596,14 @@ MUTATIONS = [
         "coterie/client/app.py",
         "        fix_size(reply)",
         "        fix_size",
-        f"{_REPLY_SIZES}::test_the_size_of_a_reply_depends_on_no_record",
+        f"{_WORLDS}::test_a_reply_differs_in_nothing_but_what_is_charged",
     ),
     Mutation(
         "integers of a reply are not padded to one size",
         _SIZES,
         "sum(_LARGEST_INTEGER - _width(value) for value in integers)",
         "_LARGEST_INTEGER",
-        f"{_REPLY_SIZES}::test_the_size_of_a_reply_depends_on_no_record",
+        f"{_WORLDS}::test_a_reply_differs_in_nothing_but_what_is_charged",
     ),
     Mutation(
         "equal arrays of a reply are sent once",

@@ -2,18 +2,15 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.serde import recorddict_to_proto
 from test_hostile_server import CHEAP, CONFIGURED, LAYOUT, WORLDS, World, plans, sender  # noqa: F401
 from torch import nn
 
-from coterie.client.app import app
 from coterie.client.record_level import held_out_counts
 from coterie.datasets import Shard, TestSet
 from coterie.models import float32_arrays
 from coterie.privacy.ledger import HELD_OUT
 from coterie.privacy.score_histograms import CELLS, UnitCounts
-from coterie.wire.messages import Layout, pack_models
+from coterie.wire.messages import Layout
 
 ASKED = {"private": True, "histogram": True, "cluster": 0}
 COVERED = plans(noise_multiplier=6.0, held_out_epsilon=1.0)
@@ -129,15 +126,3 @@ def test_a_held_out_record_is_counted_once_and_a_training_record_never(further):
 def test_where_nothing_is_held_out_nothing_is_counted(records):
     np.testing.assert_array_equal(counted(records, same=True), counted([]))
     np.testing.assert_array_equal(counted([]), UnitCounts(np.zeros(CELLS)).noisy(1.0, np.random.default_rng(0)))
-
-
-def test_a_reply_has_the_same_size_for_any_data(world):
-    models = pack_models(np.zeros((1, LAYOUT.size), np.float32), LAYOUT)
-    config = ConfigRecord({**CONFIGURED, **COVERED, **ASKED})
-    sizes = set()
-    for data in WORLDS["another label"]:
-        node = trained(world(data)).node
-        message = Message(RecordDict({"models": models, "config": config}), dst_node_id=1, message_type="evaluate")
-        reply = app(message, Context(1, 1, node, RecordDict(), {})).content
-        sizes.add(len(recorddict_to_proto(reply).SerializeToString()))
-    assert len(sizes) == 1

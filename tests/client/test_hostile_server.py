@@ -252,19 +252,6 @@ def test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record(tm
         assert worlds[0].charges
 
 
-@pytest.mark.parametrize("pair", ["a pixel out of range", "a record less", "one record or none"])
-def test_samples_of_a_gan_depend_on_no_record_in_number_or_cost(tmp_path, pair):
-    models, layout = drawn_gan()
-    left, charges = [], []
-    for i, data in enumerate(WORLDS[pair]):
-        world = World(tmp_path / str(i), data)
-        left.append(world.ask("train.gan", {**HONEST, **GAN, "samples": N}, models, layout))
-        charges.append(world.charges)
-    assert left[0] == left[1]
-    assert left[0][:2] == ("reply", {"points": (N, *SHAPE)})
-    assert charges[0] == charges[1] != []
-
-
 def drawn_gan():
     """Parameters of a GAN that a server sends, and their layout."""
     drawn = {n: v.detach().numpy() for n, v in build_gan(GAN["gan"], SHAPE, GAN["labels"]).named_parameters()}

@@ -54,6 +54,9 @@ def test_without_units_each_record_is_one():
     values = PerRecord([[1.0], [3.0]])
     assert values.per_unit(None).noisy_sum(4.0, np.zeros) == [1.0]
     assert values.per_unit(np.array([0, 0])).noisy_sum(4.0, np.zeros) == [0.5]
+    assert PerRecord([[1.0], [3.0], [2.0], [2.0]]).per_unit(np.array([0, 1, 0, 0])).noisy_sum(5.0, np.zeros) == [
+        14 / 15
+    ]
     with pytest.raises(PrivacyError, match="bound of a record's loss"):
         values.per_unit(None).noisy_sum(math.nan, np.zeros)
 
