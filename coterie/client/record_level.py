@@ -144,7 +144,7 @@ def held_out_counts(
     record is ever counted.
     """
     counts, shares = np.zeros(CELLS), shard.test_shares
-    if shard.test.x is not shard.x and len(shard.test.y) and (shares is not None or not units):
+    if shard.test.x is not shard.x and len(shard.test.y):
         logits = outputs(_apart(network, shard, device), layout, models[:1], shard.test, device)[0]
         counts = count_scores(logits[:, 1] - logits[:, 0], shard.test.y, shares)
     return UnitCounts(counts, UNIT_SHARES if units else 1)

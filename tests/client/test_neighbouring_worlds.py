@@ -221,6 +221,7 @@ def patient_worlds():
         without = [row for row in every if row[0] != victim]
         worlds[f"without one that is {name}"] = (every, without, 1)
         worlds[f"another one that is {name}"] = (every, rows_of([*trained, *held], victim), 2)
+        worlds[f"without an outlier that is {name}"] = (rows_of([*trained, *held], victim), without, 1)
         worlds[f"fewer records of one that is {name}"] = (every, [*without, [victim, 9.0, -9.0, 9.0, "yes"]], 2)
     worlds["without the only one that is held out"] = (rows_of([*trained, held[0]]), rows_of(trained), 1)
     return worlds
