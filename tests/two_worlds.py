@@ -6,6 +6,7 @@ import random
 import secrets
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -25,6 +26,8 @@ class Randomness:
         }.items():
             monkeypatch.setattr(secrets, name, draw)
         monkeypatch.setattr(np.random, "default_rng", self._seeded)
+        generated = staticmethod(lambda: X25519PrivateKey.from_private_bytes(self._rng.randbytes(32)))
+        monkeypatch.setattr(X25519PrivateKey, "generate", generated)
         self.restart()
 
     def restart(self):

@@ -20,11 +20,21 @@ PARTS = {
     "randomness": "samplers, keys and resolution of the noise",
     "runs": "whole runs of the server and of real clients",
     "records": "clients at record level, by a hostile server",
+    "views": "masked rounds, by servers that show clients different views",
     "ledgers": "ledgers of clients, by servers that choose each request by earlier replies",
 }
 #: Default number of draws per world.
 DRAWS = 100_000
-_LONGEST_FIRST = ("ledgers", "runs", "records", "mechanisms", "randomness")
+# Tasks of the parts, which run at the same time; the longest ones first.
+_TASKS = {
+    "runs": "runs",
+    "mechanisms": "mechanisms",
+    "records": "records",
+    "client app": "records",
+    "views": "views",
+    "ledgers": "ledgers",
+    "randomness": "randomness",
+}
 
 
 def audit(
@@ -33,7 +43,7 @@ def audit(
     seed: int = 0,
     parts: Sequence[str] = tuple(PARTS),
 ) -> list[Finding]:
-    """Run the attacks of ``parts``, each in a process of its own, in 90 seconds on two cores by default.
+    """Run the attacks of ``parts`` in several processes, in 90 seconds on two cores by default.
 
     Args:
         mechanisms: mechanisms to attack in the parts "mechanisms" and "randomness".
@@ -42,34 +52,49 @@ def audit(
         parts: keys of :data:`PARTS`.
     """
     attack = partial(_attack, mechanisms=mechanisms, draws=draws, seed=seed)
+    tasks = [task for task, part in _TASKS.items() if part in parts]
     if len(parts) == 1:
-        return attack(parts[0])
-    workers = max(1, min(len(parts), os.cpu_count() or 1))
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        by_part = {part: pool.submit(attack, part) for part in sorted(parts, key=_LONGEST_FIRST.index)}
-        return [finding for part in parts for finding in by_part[part].result()]
+        return [finding for task in tasks for finding in attack(task)]
+    workers = max(1, min(len(tasks), os.cpu_count() or 1))
+    with ProcessPoolExecutor(workers, get_context("spawn"), _use_one_thread) as pool:
+        by_task = {task: pool.submit(attack, task) for task in tasks}
+        return [
+            finding for part in parts for task in tasks if _TASKS[task] == part for finding in by_task[task].result()
+        ]
 
 
-def _attack(part: str, mechanisms: Sequence[str], draws: int, seed: int) -> list[Finding]:
-    """Run the attacks of one part; modules are imported where they are used, because torch and Flower are slow."""
+def _use_one_thread() -> None:
+    """Let PyTorch use one thread, since there is a process for each core."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _attack(task: str, mechanisms: Sequence[str], draws: int, seed: int) -> list[Finding]:
+    """Run the attacks of one task; modules are imported where they are used, because torch and Flower are slow."""
     streams = Streams(seed)
-    if part == "mechanisms":
+    if task == "mechanisms":
         from coterie.audit.mechanisms import audit_mechanisms
 
         return audit_mechanisms(mechanisms, draws, streams)
-    if part == "randomness":
+    if task == "randomness":
         from coterie.audit.randomness import audit_randomness
 
         return audit_randomness(mechanisms, streams)
-    if part == "runs":
+    if task == "runs":
         from coterie.audit.runs import audit_runs
 
         return audit_runs(seed, draws // 250)
-    if part == "records":
-        from coterie.audit.clientapp import audit_client_app
+    if task == "records":
         from coterie.audit.records import audit_records
 
-        return [*audit_records(streams, draws // 5), *audit_client_app(draws // 400)]
+        return audit_records(streams, draws // 5)
+    if task == "client app":
+        from coterie.audit.clientapp import audit_client_app
+
+        return audit_client_app(draws // 400)
+    if task == "views":
+        from coterie.audit.views import audit_views
+
+        return audit_views(streams, draws // 500)
     from coterie.audit.adaptive import audit_adaptive_servers
 
     return audit_adaptive_servers(streams, draws // 10_000)

@@ -87,9 +87,9 @@ def binomial_test(
     return Finding(mechanism, attack, "rate", claim, hits / trials, (), bool(p_value < SIGNIFICANCE))
 
 
-def zero_count_test(mechanism: str, attack: str, occurrences: int) -> Finding:
+def zero_count_test(mechanism: str, attack: str, occurrences: int, control: bool = False) -> Finding:
     """Test that an event never occurs."""
-    return Finding(mechanism, attack, "count", 0.0, float(occurrences), (), occurrences > 0)
+    return Finding(mechanism, attack, "count", 0.0, float(occurrences), (), occurrences > 0, control)
 
 
 def variance_test(mechanism: str, attack: str, noises: Pair, control: bool = False) -> Finding:

@@ -18,8 +18,9 @@ from coterie.privacy.secure_aggregation import NoiseLayers
 from coterie.privacy.secure_aggregation.integers import STEPS
 from coterie.privacy.secure_aggregation.keys import KEY_BYTES
 
-_SIZE, _LABEL = 4, 1
-_HUGE = 1e3 * np.eye(_SIZE)[0]
+# One parameter of each model: the noise of further ones tells nothing.
+_SIZE, _LABEL = 1, 1
+_HUGE = np.array([1e3])
 _NUMBERS: dict[str, Any] = {
     "clients": 10,
     "num_clusters": 2,
@@ -103,7 +104,7 @@ def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
 
 def _measure_vectors(plan: Secure) -> Finding:
     """Measure the norm of vectors; rounding cannot lengthen them."""
-    rows = np.random.default_rng(0).standard_normal((8, _SIZE))
+    rows = np.random.default_rng(0).standard_normal((8, 4))
     lengths = [*np.linspace(0.9, 1.1, 41), 1e-9, 1e3, 1e30, 1e300, math.inf, math.nan]
     updates = [length * plan.clip_norm * row / np.linalg.norm(row) for row in rows for length in lengths]
     longest = max(sum(int(entry) ** 2 for entry in plan.encode(update, _LABEL, 0)) for update in updates)

@@ -13,7 +13,7 @@ from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 if TYPE_CHECKING:
     from coterie.audit import Finding
 
-_PARTS = "Part of the audit: mechanisms, randomness, runs, records or ledgers; repeatable; default: all."
+_PARTS = "Part of the audit: mechanisms, randomness, runs, records, views or ledgers; repeatable; default: all."
 _MECHANISMS = "Attack single releases of this mechanism only: joint, banded, secure, rr-slot or paper; repeatable."
 _SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)", "delta(2)": "δ(2)"}
 

@@ -79,6 +79,28 @@ def test_long_noise_is_drawn_in_parts(size, monkeypatch):
     assert len(np.unique(noise)) == size
 
 
+def test_a_number_is_the_sum_of_four_draws_from_four_pairs(monkeypatch):
+    """The two numbers of a pair go to different coordinates, and each coordinate has numbers of four pairs."""
+    size, rng = 6, np.random.default_rng(0)
+    uniform = torch.tensor(rng.uniform(0.1, 0.9, (1, 2, 2, size)))  # lengths and angles of 2 x 6 pairs
+
+    def drawn(numbers):
+        noise = DeviceNoise([KEY], "cpu")
+        monkeypatch.setattr(noise, "_uniform", lambda count: numbers.reshape(1, count))
+        return noise._normal(size)[0]
+
+    base, of_coordinate = drawn(uniform), [0] * size
+    for group in range(2):
+        for place in range(size):
+            other = uniform.clone()
+            other[0, :, group, place] = 0.95
+            moved = torch.nonzero(drawn(other) != base).flatten().tolist()
+            assert len(moved) == 2, (group, place)
+            for coordinate in moved:
+                of_coordinate[coordinate] += 1
+    assert of_coordinate == [4] * size
+
+
 def test_streams_together_are_those_apart():
     other = bytes(reversed(KEY))
     stds = torch.tensor([1.0, 3.0], dtype=torch.float64)

@@ -182,6 +182,14 @@ def test_a_run_is_within_the_terms(pki, asked, reason):
     assert bool(RunRequest.read(signed(pki)).refuses(**{**ASKED, **asked})) == bool(reason)
 
 
+@pytest.mark.parametrize("release", ["updates", "losses", "samples"])
+def test_what_a_record_level_plan_pays_for_needs_a_plan(pki, release):
+    request = RunRequest.read(signed(pki, releases=(release,)))
+    assert "record-level privacy, and the run has none" in request.refuses(
+        **{**ASKED, "releases": [release], "privacy": None}
+    )
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"epsilon": None}, {"delta": 1.0}, {"rounds": 0}, {"releases": ("models",)}, {"app": "AB" * 32}, {"epsilon": 0.0}],

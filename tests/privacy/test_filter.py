@@ -218,3 +218,12 @@ def test_a_malformed_entry_is_refused(entry, tmp_path):
 def test_an_entry_is_what_was_pinned():
     found = Filter.pin({SAMPLED: 8, Event(1.0, 30.0, "poisson", 1, 3): 1}, 2.0, DELTA)
     assert Filter.parse(json.loads(json.dumps(found.entry())), 2.0, DELTA) == found
+
+
+@pytest.mark.parametrize("count", [1, 999, 1001, 50_000])
+def test_every_event_counts_at_the_order_of_the_filter(count):
+    """In closed form: the divergence of a Gaussian at order a is a / (2 z^2), and counts add up."""
+    order, delta = 6.0, 1e-5
+    spent = Filter(8.0, delta, {}, 0.0, order).epsilon_of({Event(1.0, 300.0): count})
+    converted = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+    assert spent == pytest.approx(count * order / (2 * 300.0**2) + converted)
