@@ -11,6 +11,8 @@ from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 LEVEL = 20  # INFO
+#: Entries of charges that are clocks.
+CLOCKS = ("time", "uptime", "elapsed")
 
 
 class Randomness:

@@ -19,7 +19,7 @@ from masked_sites import Server, Sites, plan_of
 from test_hostile_server import WORLDS as RECORDS
 from test_reply_sizes import KINDS, LABELLED, node_of
 from test_reply_sizes import worlds as clients_of_any_size
-from two_worlds import LEVEL, Randomness, differing, distance, outputs_of, sizes_of
+from two_worlds import CLOCKS, LEVEL, Randomness, differing, distance, outputs_of, sizes_of
 
 from coterie.client.app import app
 from coterie.client.state import ClientError
@@ -83,7 +83,7 @@ class Site:
         lines = [(record.levelname, record.getMessage().replace(str(self.path), "")) for record in self.caplog.records]
         ledgers = sorted([*self.path.rglob("*.ledger.jsonl"), *self.path.rglob(".coterie-budget.jsonl")])
         charges = [
-            {key: value for key, value in charge.items() if key != "time"}
+            {key: value for key, value in charge.items() if key not in CLOCKS}
             for ledger in ledgers
             for charge in read_ledger(ledger)[1]
         ]
@@ -353,7 +353,7 @@ def test_masked_rounds_differ_in_one_masked_vector(tmp_path, caplog, randomness,
                 step()
         lines = [record.getMessage().replace(str(world.path), "") for record in caplog.records]
         charges = [
-            {key: value for key, value in charge.items() if key != "time"}
+            {key: value for key, value in charge.items() if key not in CLOCKS}
             for client in range(CLIENTS)
             for charge in world.charges(client)
         ]

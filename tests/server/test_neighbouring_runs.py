@@ -55,7 +55,7 @@ CHARGED = (
 #: What clustering of models, losses or samples states, all of which follow from charged replies.
 OF_METHODS = ("evidence/", f"{LINE}.notes", "(result.json|outcome).notes")
 #: Clocks, and what is a function of the time or of all bytes.
-CLOCKS = re.compile(r".*(\.time|\.chain|seconds\w*|peak_rss_mb|SHA256SUMS|about\.digest)$")
+CLOCKS = re.compile(r".*(\.time|\.uptime|\.elapsed|\.chain|seconds\w*|peak_rss_mb|SHA256SUMS|about\.digest)$")
 
 
 def write(folder, change):
