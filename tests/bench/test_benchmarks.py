@@ -16,6 +16,7 @@ TINY = {
     "absence.py": "--seeds 1 --rounds 5",
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "growth.py": "--scale 0.001 --repeat 1",
+    "masked_rounds.py": "--clients 10 20 --numbers 1000",
     "one_shot.py": "speed",
     "ray_nodes.py": "--clients 6 --rounds 2 --model linear --repeat 1",
     "private_scores.py": "--seeds 1 --rounds 2 --clients 300 --part runs",

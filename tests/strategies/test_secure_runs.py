@@ -72,7 +72,7 @@ def test_the_number_of_clusters_may_be_searched_and_the_norm_adapts():
 
 
 def test_large_federations_take_turns():
-    plan = RunConfig({"mechanism": "secure", "clients": 12_000}).plan
+    plan = RunConfig({"mechanism": "secure", "clients": 2500}).plan
     assert (plan.slots, plan.participations(80)) == (3, 27)
 
 
