@@ -510,7 +510,7 @@ MUTATIONS = [
     Mutation(
         "secure: cohorts of any size",
         "coterie/privacy/mechanisms/secure.py",
-        "if (cohort := -(-self.clients // self.slots)) > MAX_CLIENTS:",
+        "if (cohort := -(-self.clients // self.slots)) > MAX_COHORT:",
         "if False and (cohort := -(-self.clients // self.slots)):",
         "tests/privacy/test_secure_plan.py::test_impossible_plans_are_refused",
     ),

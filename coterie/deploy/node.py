@@ -12,6 +12,7 @@ from coterie.fields import (
     EPSILON,
     GUARANTEES,
     MASKED_SUMS,
+    MAX_COHORT,
     PERSONAL_METHODS,
     RECORD_LEVEL,
     SIZE,
@@ -94,8 +95,8 @@ class NodeConfig(Fields):  # large: one field per key
     roster: str | None = None
     authority: str | None = None
     key: str | None = None
-    min_cohort: Annotated[int | None, Bounds(3, 10_000)] = None
-    min_corrupt: Annotated[int | None, Bounds(0, 10_000)] = None
+    min_cohort: Annotated[int | None, Bounds(3, MAX_COHORT)] = None
+    min_corrupt: Annotated[int | None, Bounds(0, MAX_COHORT)] = None
     server: str | None = None
     code: str | None = None
     personalize: Annotated[str | None, OneOf(PERSONAL_METHODS)] = None

@@ -10,6 +10,8 @@ MAX_PLANS = 10_000
 MAX_CLUSTERS = 10_000
 #: Clusters among which clients redraw their labels, whose matrix of probabilities is part of a request.
 MAX_REDRAWN = 100
+#: Clients of a masked round: each of them masks with all others.
+MAX_COHORT = 1000
 
 #: Held-out records of a test set that an evaluation of a sample reads.
 MAX_SAMPLED_TESTS = 2_000

@@ -9,13 +9,12 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.datasets import OWN_DATA
-from coterie.fields import MAX_PLANS
+from coterie.fields import MAX_COHORT, MAX_PLANS
 from coterie.fields.plugins import source_hash
 from coterie.fields.settings import ConfigError, Setting, suggestion
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.privacy.score_histograms import MAX_CLASSES
-from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.server_optimizer import LARGEST_STEP, ServerOptimizer
@@ -60,7 +59,7 @@ def sampling_rate(config: RunConfig) -> float:
     if config.privacy.privacy_unit != "client" or config.privacy.mechanism not in ("joint", "secure"):
         return _SAMPLED
     if config.privacy.mechanism == "secure":
-        return 1 / math.ceil(config.data.clients / MAX_CLIENTS)
+        return 1 / math.ceil(config.data.clients / MAX_COHORT)
     return min(1.0, _MESSAGES / config.data.clients)
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.fields import ROUNDS, SIZE, Bounds, Fields, Length, OneOf
+from coterie.fields import MAX_COHORT, ROUNDS, SIZE, Bounds, Fields, Length, OneOf
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
 from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, Shares, Surplus
 from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector, is_signed
@@ -44,7 +44,7 @@ from coterie.wire.messages import (
     pack_integers,
     read_integers,
 )
-from coterie.wire.requests import MAX_COHORT, MAX_ENTRY, MaskedRequest, RequestError, check_lists
+from coterie.wire.requests import MAX_ENTRY, MaskedRequest, RequestError, check_lists
 
 #: What a masked round may release.
 RELEASES = (TRAINING, ACCURACY, HISTOGRAM)

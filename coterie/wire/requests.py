@@ -32,6 +32,7 @@ from coterie.fields import (
     GAN_SAMPLES,
     LOSS_BOUND,
     MAX_CLUSTERS,
+    MAX_COHORT,
     MAX_PLANS,
     MAX_REDRAWN,
     PENALTY_WEIGHT,
@@ -48,7 +49,6 @@ from coterie.fields import (
 )
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
-from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.wire.messages import (
     CENTROIDS,
     CONFIG,
@@ -65,8 +65,8 @@ from coterie.wire.messages import (
     unpack_models,
 )
 
-#: Clients in a masked round, and bytes of a key, a signature, a box or a share.
-MAX_COHORT, MAX_ENTRY = MAX_CLIENTS, 256
+#: Bytes of a key, a signature, a box or a share.
+MAX_ENTRY = 256
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 

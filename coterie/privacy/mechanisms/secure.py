@@ -36,7 +36,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from coterie.fields import AT_LEAST_0, Bounds
+from coterie.fields import AT_LEAST_0, MAX_COHORT, Bounds
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.contributions import Contributions
@@ -57,7 +57,6 @@ from coterie.privacy.secure_aggregation.integers import (
     to_grid,
     to_modulus,
 )
-from coterie.privacy.secure_aggregation.masking import MAX_CLIENTS
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS, NoiseLayers
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
@@ -117,15 +116,15 @@ class Secure(InTurn):  # large: what rounds and evaluations need
 
     def _check_cohorts(self) -> None:
         """Check that the clients of every round are few enough for each of them to mask with all others."""
-        if (cohort := -(-self.clients // self.slots)) > MAX_CLIENTS:
+        if (cohort := -(-self.clients // self.slots)) > MAX_COHORT:
             raise PrivacyError(
-                f"a cohort of {cohort:,} clients exceeds {MAX_CLIENTS:,}, since each client masks with all others; use "
-                f"more slots: sampling-rate = {1 / -(-self.clients // MAX_CLIENTS):.4g} or less"
+                f"a cohort of {cohort:,} clients exceeds {MAX_COHORT:,}, since each client masks with all others; use "
+                f"more slots: sampling-rate = {1 / -(-self.clients // MAX_COHORT):.4g} or less"
             )
-        if self.clients > MAX_CLIENTS and (self.evaluations or self.histograms):
+        if self.clients > MAX_COHORT and (self.evaluations or self.histograms):
             raise PrivacyError(
                 f"a private evaluation asks all {self.clients:,} clients, and masked rounds have at most "
-                f"{MAX_CLIENTS:,}; set evaluate to none"
+                f"{MAX_COHORT:,}; set evaluate to none"
             )
 
     def check_noise(self) -> None:

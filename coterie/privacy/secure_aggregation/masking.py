@@ -33,6 +33,7 @@ from functools import cached_property
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from coterie.fields import MAX_COHORT
 from coterie.privacy.secure_aggregation import shamir
 from coterie.privacy.secure_aggregation.errors import SecureError
 from coterie.privacy.secure_aggregation.integers import Integers, to_modulus
@@ -50,8 +51,6 @@ from coterie.privacy.secure_aggregation.noise_layers import NO_SURPLUS, NoiseLay
 
 #: Largest number of entries of a vector.
 MAX_SIZE = 2**23
-#: Largest number of clients of a cohort: each of them masks with all others.
-MAX_CLIENTS = 1000
 #: Signs content with a client's own key.
 Sign = Callable[[bytes], bytes]
 #: Whether a signature (client, content, signature) is by the key of this client in the roster.
@@ -67,7 +66,7 @@ class MaskedRound:
         number: Number of the round.
         attempt: Attempt of the round.
         plan: Digest of the run's plan, its noise included, and of the keys of the cohort.
-        cohort: U0, ids of the clients, increasing; at most :data:`MAX_CLIENTS`.
+        cohort: U0, ids of the clients, increasing; at most :data:`~coterie.fields.MAX_COHORT`.
         threshold: t, the number of survivors below which nothing is released.
         corrupt: c, number of clients that may work with the server.
         size: Number of entries of a vector, at most :data:`MAX_SIZE`.
@@ -91,8 +90,8 @@ class MaskedRound:
         n, t, c = len(self.cohort), self.threshold, self.corrupt
         if not 1 <= self.size <= MAX_SIZE:
             raise SecureError(f"a vector has from 1 to {MAX_SIZE:,} entries, not {self.size:,}")
-        if n > MAX_CLIENTS:
-            raise SecureError(f"a cohort of masked rounds has at most {MAX_CLIENTS:,} clients, not {n:,}")
+        if n > MAX_COHORT:
+            raise SecureError(f"a cohort of masked rounds has at most {MAX_COHORT:,} clients, not {n:,}")
         if list(self.cohort) != sorted(set(self.cohort)):
             raise SecureError("the cohort must be increasing, without repetition")
         if not 0 <= c < t <= n or 2 * t <= n + c:
