@@ -43,7 +43,7 @@ def audit(
     seed: int = 0,
     parts: Sequence[str] = tuple(PARTS),
 ) -> list[Finding]:
-    """Run the attacks of ``parts`` in several processes, in 90 seconds on two cores by default.
+    """Run the attacks of ``parts`` in several processes, in about 50 seconds on two cores by default.
 
     Args:
         mechanisms: mechanisms to attack in the parts "mechanisms" and "randomness".

@@ -91,14 +91,15 @@ def test_an_adapter_that_counts_half_in_the_norm_of_a_record_is_found(monkeypatc
 @pytest.mark.slow
 def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
     def per_record(self, x, y, clip_norm):
-        sums = [
-            dpsgd._OneByOne(self._network, dpsgd.AUTO).clipped_sum(x[:, j], y[:, j].clip(0), clip_norm)
-            for j in range(3)
-        ]
+        records = dpsgd.BatchesOfOne(self._network, dpsgd.AUTO)
+        sums = [records.clipped_sum(x[:, j], y[:, j].clip(0), clip_norm) for j in range(3)]
         return sum(total for total, _ in sums), sums[0][1]
 
     assert not broken("units of several records")
-    monkeypatch.setattr(dpsgd._UnitByUnit, "clipped_sum", per_record)
+    right = dpsgd.BatchesOfOne.clipped_sum
+    monkeypatch.setattr(
+        dpsgd.BatchesOfOne, "clipped_sum", lambda self, *batch: (per_record if self._units else right)(self, *batch)
+    )
     assert broken("units of several records")
 
 
