@@ -91,7 +91,7 @@ RECORDS = (
     ),
     Precondition(3, 5, enforced="the ClientApp, whose errors follow from the request and the configuration"),
     Precondition(3, 6, outside=_CODE, later=True),
-    Precondition(3, 7, enforced="the ClientApp, which refuses networks that mix records"),
+    Precondition(3, 7, enforced="the ClientApp, which takes gradients of a batch of one unless a trace is the same"),
 )
 
 
