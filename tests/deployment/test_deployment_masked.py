@@ -46,7 +46,7 @@ def stack(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked")
     folder.chmod(0o755)
     deployment = Stack(
-        folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'guarantee="masked-sums" roster="{ROSTER}"'
+        folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'guarantee="trusted-server" roster="{ROSTER}"'
     )
     deployment.prepare()
     deployment.override(**further_clients(CLIENTS))
