@@ -1,7 +1,7 @@
-"""When charges are made: time that passes no faster than it does, whatever the clock of the machine shows.
+"""The times of charges, which pass no faster than real time, whatever the clock of the machine shows.
 
-A charge states three times: the time of the clock; the uptime of the machine, which nobody sets; and the elapsed time,
-by which a policy limits the charges of a month. Between two charges the elapsed time grows by the difference of the
+A charge states three times: the clock's; the uptime of the machine, which cannot be set; and the elapsed time, by which
+a policy limits the charges of a month. Between two charges the elapsed time grows by the difference of the
 clock or of the uptime, whichever is less. After a restart no more than the uptime has passed for certain: the time
 between the last charge and the restart does not count, and a limit holds for longer.
 

@@ -456,7 +456,7 @@ def test_survivors_with_another_view_are_not_signed(stages, trained, name):
 
 @pytest.mark.parametrize("hidden", ["an opening", "the models"])
 def test_a_client_that_is_shown_something_else_is_no_survivor_of_others(pki, tmp_path, trained, hidden):
-    """Its vector stays masked: nobody else signs a list with it, and it signs none with the others."""
+    """Its vector stays masked: no other client signs a list with it, and it signs none with them."""
     sites = Sites(tmp_path, pki, 6)
     server, openings = Server(sites, plan_of(6)), 5
     server.open()

@@ -131,7 +131,7 @@ CHARGED = {
     "label": set(),
     "identity": set(),
 }
-#: Records that a client leaves out; its own log, which stays there, says so.
+#: Line of the client's own log about records that it leaves out.
 INVALID = {"a label out of range", "a negative label", "a pixel out of range", "a negative pixel", "one record or none"}
 
 

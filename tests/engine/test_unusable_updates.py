@@ -1,4 +1,4 @@
-"""One client's update or evaluation is not finite, is huge, or fails: it contributes zero, and nobody is missing.
+"""One client's update or evaluation is not finite, is huge, or fails: it contributes zero, and no client is missing.
 
 The same for every mechanism of client-level privacy, with and without masks, whether the server receives updates or the
 engine sums them.
