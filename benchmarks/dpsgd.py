@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/dpsgd.py [--networks cnn resnet text] [--batches 20 250] [--repeat 9]
 
 Both ways alternate, after one pass of each that compares them. Prints one JSON document: for each network and batch
-size the median seconds of both, the median of their ratios, and the largest difference relative to the norm of the sum.
+size the median seconds of both, the median of their ratios, the largest difference relative to the norm of the sum, and
+the seconds of a client's check of the network.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from coterie import models as networks
-from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.client.dpsgd import DPSGD, check_supported, clipped_gradients
+from coterie.tasks import AUTO
 
 
 def cnn() -> nn.Module:
@@ -92,6 +94,9 @@ def compare(name: str, batch: int, repeat: int, clip_norm: float) -> dict[str, f
     torch.manual_seed(0)
     model = make()
     x = torch.randn(batch, *shape) if len(shape) > 1 else torch.randint(80, (batch, *shape))
+    began = time.perf_counter()
+    check_supported(model, shape, AUTO, "images" if len(shape) > 1 else "tokens")
+    seconds_check = time.perf_counter() - began
     settings = DPSGD(batch, batch, 1, 0.1, clip_norm, 0.0)
 
     def once(ghost: bool) -> tuple[float, Tensor]:
@@ -106,6 +111,7 @@ def compare(name: str, batch: int, repeat: int, clip_norm: float) -> dict[str, f
         "seconds_opacus": statistics.median(opacus for opacus, _ in pairs),
         "seconds_ghost": statistics.median(ghost for _, ghost in pairs),
         "times_faster": statistics.median(opacus / ghost for opacus, ghost in pairs),
+        "seconds_check": seconds_check,
         "relative_difference": float((plain - fast).norm() / plain.norm()),
     }
 
