@@ -461,15 +461,15 @@ MUTATIONS = [
     Mutation(
         "masking: the view leaves out the models",
         _MASKING,
-        "return _hash(self.digest, task, *fields)",
-        "return _hash(self.digest, *fields)",
+        "return digest_of(self.digest, task, *fields)",
+        "return digest_of(self.digest, *fields)",
         "tests/secure/test_views.py::test_the_model_follows_the_rules_of_the_code",
     ),
     Mutation(
         "masking: the view leaves out the openings",
         _MASKING,
-        "return _hash(self.digest, task, *fields)",
-        "return _hash(self.digest, task)",
+        "return digest_of(self.digest, task, *fields)",
+        "return digest_of(self.digest, task)",
         "tests/secure/test_views.py::test_the_model_follows_the_rules_of_the_code",
     ),
     Mutation(

@@ -28,7 +28,7 @@ from flwr.app import ConfigRecord, RecordDict
 from coterie.fields import MAX_COHORT, ROUNDS, SIZE, Bounds, Fields, Length, OneOf
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING, ScoreSum
 from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, Shares, Surplus
-from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector, is_signed
+from coterie.privacy.secure_aggregation.keys import KEY_BYTES, Vector, digest_of, is_signed
 from coterie.privacy.secure_aggregation.masking import MAX_SIZE
 from coterie.wire.messages import (
     CONFIG,
@@ -211,7 +211,7 @@ class OpenRequest(RoundRequest):
         """
         about = str((self.release, self.parameters, self.shared))
         parts = [self.plan.encode(), about.encode(), *(entry for keys in self._lists for entry in keys)]
-        digest = hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in parts)).digest()
+        digest = digest_of(*parts)
         threshold, size = plan.threshold(self.round), plan.vector_size(self.parameters, self.shared)
         layers = plan.layers
         if self.release != TRAINING:
@@ -251,7 +251,7 @@ def task_digest(content: RecordDict) -> bytes:
     arrays = sorted(content.array_records[MODELS].items()) if MODELS in content.array_records else []
     for name, array in arrays:
         entries += [f"{name}: {array.dtype} {tuple(array.shape)}".encode(), hashlib.sha256(array.data).digest()]
-    return hashlib.sha256(b"".join(len(entry).to_bytes(4, "big") + entry for entry in entries)).digest()
+    return digest_of(*entries)
 
 
 @dataclass(frozen=True, kw_only=True)

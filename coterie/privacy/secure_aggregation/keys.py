@@ -6,7 +6,9 @@ Every key is derived for one purpose in one round, so that none is used twice. A
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +31,18 @@ Vector = npt.NDArray[np.uint32]
 
 
 def derive(secret: bytes, *purpose: bytes) -> bytes:
-    """Return a 32-byte key for one purpose. Each part of the purpose is preceded by its length."""
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in purpose)
-    return HKDF(SHA256(), 32, None, info).derive(secret)
+    """Return a 32-byte key for one purpose."""
+    return HKDF(SHA256(), 32, None, _joined(purpose)).derive(secret)
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """Return the SHA-256 of several parts, each of them after its length: other parts have another digest."""
+    return hashlib.sha256(_joined(parts)).digest()
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    """Return the parts, each of them after its length."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def private_key(secret: bytes, *purpose: bytes) -> X25519PrivateKey:

@@ -22,7 +22,6 @@ of them. A client that the server shows other openings, models or keys keeps its
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
@@ -43,6 +42,7 @@ from coterie.privacy.secure_aggregation.keys import (
     add_mask,
     agree,
     derive,
+    digest_of,
     private_key,
     seal,
     unseal,
@@ -101,7 +101,7 @@ class MaskedRound:
     def digest(self) -> bytes:
         """Hash of all facts, which every derived key and every signature contains."""
         numbers = (self.number, self.attempt, self.threshold, self.corrupt, self.size, *self.cohort)
-        return _hash(self.run, self.plan, *(str(number).encode() for number in numbers))
+        return digest_of(self.run, self.plan, *(str(number).encode() for number in numbers))
 
     def check_survivors(self, clients: Iterable[int], among: Iterable[int]) -> tuple[int, ...]:
         """Return a list of clients as an increasing tuple; SecureError if it is not at least t of `among`."""
@@ -125,7 +125,7 @@ class MaskedRound:
             task: Digest of what all clients of U1 are sent in step 2.
         """
         fields = [f"{client}:".encode() + o.public + o.commitment for client, o in sorted(openings.items())]
-        return _hash(self.digest, task, *fields)
+        return digest_of(self.digest, task, *fields)
 
     def view_content(self, client: int, view: bytes) -> bytes:
         """Return the content of the signature of a view."""
@@ -134,10 +134,6 @@ class MaskedRound:
     def survivors_content(self, view: bytes, survivors: Sequence[int]) -> bytes:
         """Return the content of the signature of a list of survivors."""
         return b"survivors" + self.digest + view + ",".join(map(str, survivors)).encode()
-
-
-def _hash(*parts: bytes) -> bytes:
-    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
 
 @dataclass(frozen=True)
