@@ -195,8 +195,7 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
     for name, value in combined(own).items():
         if str(given.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
-    roster = layout.folder / "pki" / "roster.json"
-    values = combined({"min-clients": layout.clients, "roster": str(roster)}, defaults, given, own)
+    values = combined({"min-clients": layout.clients}, defaults, given, own)
     RunConfig(values, deployed=True)
     values = {name: value if value == AUTO else SETTINGS[name].parse(value) for name, value in values.items()}
     write_atomic(layout.settings, tomli_w.dumps(nested(flat(values))).encode())
@@ -311,6 +310,7 @@ def _variables(layout: _Layout) -> dict[str, str]:
         "FLWR_HOME": str(layout.folder / "flwr"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "COTERIE_RUNS": str(layout.folder / "runs"),
+        "COTERIE_ROSTER": str(layout.folder / "pki" / "roster.json"),
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
     }

@@ -124,6 +124,7 @@ def run(
     config: Config = None,
     assignments: Assignments = [],  # noqa: B006
     engine: Annotated[str, typer.Option(help="Simulation engine: local or ray.")] = "local",
+    client_cpus: Annotated[int, typer.Option(min=1, help="With --engine ray: CPU cores of a client.")] = 1,
     device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of a reproducible run; such runs are not certified.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
@@ -163,7 +164,7 @@ def run(
     console = console_for(as_json)
     with console.status("preparing the run"):  # imports take seconds
         folder = _open(settings_of(config, assignments, given), engine)
-    _run(folder, engine, as_json, console, began)
+    _run(folder, engine, client_cpus, as_json, console, began)
 
 
 def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
@@ -181,7 +182,7 @@ def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
     return open_folder(values, Path("runs"), check=lambda config: prepare(config, engine))
 
 
-def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began: float) -> None:
+def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, console: Console, began: float) -> None:
     from coterie.logs import collapsed_warnings
     from coterie.server.app import report_on_exit
     from coterie.server.simulate import simulate
@@ -192,7 +193,7 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began:
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
         with report_on_exit(folder) as page, _progress(folder, console), collapsed_warnings():
-            outcome = simulate(folder, engine)
+            outcome = simulate(folder, engine, client_cpus=client_cpus)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None

@@ -287,7 +287,7 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
         raise DeployError(f"{path} contains no certificate in PEM format: use ca.crt of coterie certs") from None
 
 
-def authority_beside(roster: Path, authority: str | None) -> Path:
+def authority_beside(roster: Path, authority: str | None = None) -> Path:
     """Return the file of the authorities that may sign a roster: the given one, or ca.crt beside the roster."""
     return Path(authority) if authority else roster.with_name("ca.crt")
 

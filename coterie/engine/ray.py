@@ -31,16 +31,14 @@ class EngineError(RuntimeError):
 
 
 @contextmanager
-def ray_workers(
-    address: str = "", client_cpus: int | None = None, folder: str | Path | None = None
-) -> Iterator[RayWorkers]:
+def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Iterator[RayWorkers]:
     """Start an actor for every client that the cluster can run at a time; :class:`~.ray_workers.RayGrid` needs them.
 
-    If this process is connected to Ray, it stays so.
+    The cluster is the one at ``host:port`` in RAY_ADDRESS, otherwise Ray on this machine. If this process is connected
+    to Ray, it stays so.
 
     Args:
-        address: ``host:port`` of a running Ray cluster; empty: that in RAY_ADDRESS, otherwise Ray on this machine.
-        client_cpus: CPU cores of a client, which determine how many run at a time; None: 1.
+        client_cpus: CPU cores of a client, which determine how many run at a time.
         folder: run folder, in which clients keep their state and their ledgers; every node of a cluster must have it.
 
     Raises:
@@ -55,11 +53,11 @@ def ray_workers(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     connected = ray.is_initialized()
     if not connected:
-        _connect(address)
+        _connect(os.environ.get("RAY_ADDRESS", ""))
     try:
         if folder is not None:
             _check_folder(Path(folder).absolute())
-        workers = RayWorkers(max(1, _actors(client_cpus or 1)), client_cpus or 1)
+        workers = RayWorkers(max(1, _actors(client_cpus)), client_cpus)
         try:
             yield workers
         finally:
@@ -79,16 +77,15 @@ def _connect(address: str) -> None:
 
     search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
     options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": search_path}}, "logging_level": WARNING}
-    if address:
-        _check_address(address)
-    elif not os.environ.get("RAY_ADDRESS"):
+    if not address:
         _start(options)
         return
+    if address != "auto" and "://" not in address:  # other forms of Ray
+        _check_address(address)
     try:
-        ray.init(address or None, **options)
+        ray.init(**options)
     except Exception as error:  # Ray has no common class of its errors
-        where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}"
-        raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
+        raise EngineError(f"RAY_ADDRESS = {address!r}: cannot use a Ray cluster there: {error}") from error
 
 
 def _start(options: dict[str, Any]) -> None:
@@ -103,7 +100,7 @@ def _start(options: dict[str, Any]) -> None:
             if attempt == _STARTS:
                 raise EngineError(
                     f"Ray does not start on this machine: {error} Use --engine local, or start Ray yourself and set "
-                    "ray-address (docs/simulation.md)"
+                    "RAY_ADDRESS (docs/simulation.md)"
                 ) from error
             _log.warning("Ray does not start on this machine; attempt %d of %d follows", attempt + 1, _STARTS)
 
@@ -115,7 +112,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         raise EngineError(
-            f"ray-address = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
+            f"RAY_ADDRESS = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
             "of the machine on which `ray start --head` runs"
         ) from None
 

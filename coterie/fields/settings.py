@@ -152,6 +152,8 @@ def setting(
 class Settings:
     """Base of frozen dataclasses of settings; the constructor checks all values.
 
+    A setting is in the table of the class that declares it, so that methods may share a table by inheritance.
+
     Raises:
         ConfigError: a value has the wrong type or is not allowed.
     """
@@ -168,8 +170,11 @@ class Settings:
     def declared(cls) -> dict[str, Setting]:
         """Return the declaration of every field."""
         hints = get_type_hints(cls)
+        tables = {name: vars(base).get("table") for base in reversed(cls.__mro__) for name in vars(base)}
         return {
-            dataclass_field.name: _declaration(cls.table, dataclass_field, hints[dataclass_field.name])
+            dataclass_field.name: _declaration(
+                tables[dataclass_field.name] or cls.table, dataclass_field, hints[dataclass_field.name]
+            )
             for dataclass_field in fields(cls)
         }
 

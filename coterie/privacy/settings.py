@@ -48,7 +48,7 @@ class PrivacySettings(Settings):  # large: one field per setting
     )
     clipping: str = setting(
         "fixed",
-        "whether C (c) is clip-norm, or follows a quantile of the norms of updates (gradients), within the guarantee",
+        "whether C (c) is clip-norm, or half of the median of the norms of updates (gradients), within the guarantee",
         choices=("fixed", "adaptive"),
     )
     clip_norm: float = setting(
@@ -57,22 +57,6 @@ class PrivacySettings(Settings):  # large: one field per setting
         within=CLIP_NORM,
         tuned=True,
         only=("privacy.clipping", ("fixed",)),
-    )
-    clip_quantile: float = setting(
-        0.5,
-        "adaptive clipping: the quantile of the norms of updates (of gradients at record level) that C follows",
-        above=0,
-        below=1,
-        tuned=True,
-        only=("privacy.clipping", ("adaptive",)),
-    )
-    clip_factor: float = setting(
-        0.5,
-        "adaptive clipping: C over that quantile; less is less noise and shorter steps",
-        above=0,
-        at_most=1,
-        tuned=True,
-        only=("privacy.clipping", ("adaptive",)),
     )
     divisor: str | None = setting(
         None,

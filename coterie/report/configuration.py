@@ -28,17 +28,8 @@ PLACES = frozenset(
             "train-alone",
         ),
         *("round-timeout", "registration-timeout"),
-        *(
-            "roster",
-            "authority",
-            "min-clients",
-            "min-replies",
-            "metrics-port",
-            "metrics-host",
-            "ray-address",
-            "client-cpus",
-        ),
-        *("recorders", "mlflow-uri", "mlflow-experiment", "record-diagnostics"),
+        *("min-clients", "min-replies"),
+        *("recorders", "record-diagnostics"),
     }
 )
 _SEED = "seed"
@@ -87,7 +78,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "clusters": (_one_of(_CLUSTERED, _LABELS),),
     "max-clusters": (_SEARCHES, _is("clusters", 0)),
     **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier"), (_PRIVATE,)),
-    **dict.fromkeys(("clipping", "clip-norm", "clip-quantile", "clip-factor"), (_PRIVATE,)),
+    **dict.fromkeys(("clipping", "clip-norm"), (_PRIVATE,)),
     **dict.fromkeys(("mechanism", "identifier-share", "identifier-noise", "identifiers"), (_CLIENT_LEVEL,)),
     **dict.fromkeys(("participation", "min-separation"), (_CLIENT_LEVEL,)),
     "divisor": (_is_not("privacy-unit", "record"),),
@@ -100,7 +91,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("model", "features", "server-lr", "optimizer", "aggregator", "average-last"), (_MODELS,)),
     **dict.fromkeys(("scheduler", "loss", "trainer"), (_MODELS, _is_not("privacy-unit", "record"))),
     "choose": (_MODELS, _CLUSTERED, _is_not("privacy-unit", "record")),
-    **dict.fromkeys(("server-optimizer", "server-momentum"), (_MODELS,)),
+    "server-optimizer": (_MODELS,),
     **dict.fromkeys(("evaluate-every", "lr-decay", "sampling-rate"), (_MODELS,)),
     "evaluate-clients": (_MODELS, _is("evaluate", "diagnostic")),
     "train-alone": (_MODELS, _is("evaluate", "diagnostic")),
@@ -127,12 +118,6 @@ _OFF: dict[str, Any] = {
     "profiles": "",
     "table-schema": "",
     "columns": "",
-}
-#: Places that have an effect only if another setting contains a word.
-_PLACES_OF = {
-    "metrics-host": ("metrics-port", ""),
-    "mlflow-uri": ("recorders", "mlflow"),
-    "mlflow-experiment": ("recorders", "mlflow"),
 }
 _UNSET = (None, "", 0, False, "auto")
 
@@ -185,9 +170,6 @@ def shown_settings(config: Config) -> dict[str, Any]:
     """Return the settings for a reader: those with an effect that are not off, the seed, and places that are set."""
     shown = {key: value for key, value in used_settings(config).items() if key not in _OFF or value != _OFF[key]}
     kept = {key for key in PLACES | {_SEED} if config.get(key) not in _UNSET}
-    for setting, (key, word) in _PLACES_OF.items():
-        if config.get(key) in _UNSET or word not in str(config[key]):
-            kept.discard(setting)
     return {key: value for key, value in config.items() if key in shown or key in kept - {"out", "resume"}}
 
 

@@ -24,7 +24,7 @@ from coterie.fields import finite
 from coterie.fields.settings import AUTO, ConfigError
 from coterie.flower import run_log
 from coterie.logs import printable, report_progress
-from coterie.privacy import Streams
+from coterie.privacy import Secure, Streams
 from coterie.privacy.audit_log import AuditLog
 from coterie.privacy.ledger import LedgerError
 from coterie.results import RoundRecord
@@ -41,7 +41,6 @@ from coterie.server.start_models import StartModels
 
 #: Name of the audit log, in the folder of the run folders.
 AUDIT_LOG = "audit.jsonl"
-_ROSTER = "deployment.roster"
 
 
 def open_folder(
@@ -74,10 +73,14 @@ def open_folder(
     start = StartModels.of(config)
     if start is not None:
         start.check_layout(layout, max(config.models, 1))
-    roster_of(config, default / SEEN_FILE if deployed else None)
     if deployed:
+        if roster_of(default / SEEN_FILE) is None and isinstance(config.plan, Secure):
+            raise ConfigError(
+                "mechanism = 'secure' requires a roster, by which clients know each other's keys: set COTERIE_ROSTER "
+                "in the environment of the ServerApp"
+            )
         submission_of(config)
-    exporter.check(config)
+    exporter.address()
     recorders.check(config)
     _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -99,14 +102,6 @@ def report_on_exit(folder: RunFolder) -> Iterator[Path]:
             from coterie.report.page import write_report  # imports matplotlib
 
             write_report([folder.path], page)
-
-
-def _check_engine(config: RunConfig) -> None:
-    """Check that the run sets nothing that Flower decides before it starts the ServerApp."""
-    config.simulation.check_unused(
-        "under flwr run, whose SuperLink takes RAY_ADDRESS from its environment and the cores of a client from "
-        "--federation-config; leave it out"
-    )
 
 
 app = ServerApp()
@@ -145,19 +140,12 @@ def _audited(audit: Callable[..., None], settings: Mapping[str, Any]) -> Iterato
     audit("end")
 
 
-def _with_roster(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a deployed run, with the operator's roster, COTERIE_ROSTER, unless they name one."""
-    roster = os.environ.get("COTERIE_ROSTER") or AUTO
-    return {_ROSTER: roster, **{name: value for name, value in settings.items() if (name, value) != (_ROSTER, AUTO)}}
-
-
 def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callable[..., None]) -> None:
     from coterie.flower import check
     from coterie.flower.grid import with_check, with_retries
 
     check("flower.grid", "flower.backoff")
-    settings = _with_roster(context.run_config) if deployed else context.run_config
-    folder = open_folder(settings, runs, _check_engine, deployed=deployed)
+    folder = open_folder(context.run_config, runs, deployed=deployed)
     KeptStates(folder.path / "clients").as_client_files()  # of a killed run of the local engine
     folder.on_audit, folder.seen_rosters = audit, runs / SEEN_FILE if deployed else None
     submission = submission_of(folder.config, grid.run.fab_hash if deployed else None)

@@ -31,13 +31,7 @@ from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.run_state import StrategyError
 from coterie.server import planning
-from coterie.server.settings import (
-    DeploymentSettings,
-    EvaluationSettings,
-    RecordingSettings,
-    RunSettings,
-    SimulationSettings,
-)
+from coterie.server.settings import DeploymentSettings, EvaluationSettings, RecordingSettings, RunSettings
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
@@ -63,7 +57,6 @@ class Tables:
     evaluation: EvaluationSettings
     deployment: DeploymentSettings
     recording: RecordingSettings
-    simulation: SimulationSettings
 
 
 _TABLES: dict[str, type[Settings]] = get_type_hints(Tables)
@@ -84,6 +77,20 @@ _MECHANISM = "privacy.mechanism"
 # Settings that have no effect without privacy.
 _REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
 _KEYS_HINT = "`coterie run --keys` lists all settings"
+#: Settings of earlier versions, and what to use instead.
+REMOVED: Mapping[str, str] = {
+    "aggregation.server-momentum": "the server's optimizers have 0.9 with momentum, and 0 with adam",
+    "deployment.authority": "ca.crt beside the roster has the authority",
+    "deployment.metrics-host": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
+    "deployment.metrics-port": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
+    "deployment.roster": "set COTERIE_ROSTER in the environment of the ServerApp",
+    "privacy.clip-factor": "adaptive clipping is to half of the median of norms",
+    "privacy.clip-quantile": "adaptive clipping is to half of the median of norms",
+    "recording.mlflow-experiment": "set MLFLOW_EXPERIMENT_NAME in the environment",
+    "recording.mlflow-uri": "set MLFLOW_TRACKING_URI in the environment",
+    "simulation.client-cpus": "use coterie run --engine ray --client-cpus",
+    "simulation.ray-address": "set RAY_ADDRESS in the environment",
+}
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
 _UNPARTITIONED = {
@@ -111,6 +118,9 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
+    for removed, instead in REMOVED.items():
+        if name in (removed, removed.rpartition(".")[2]):
+            raise ConfigError(f"the setting {removed} was removed: {instead}; leave it out")
     hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
@@ -285,7 +295,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         self._check_unit(given)
         self._check_combinations()
         self._check_personal(deployed)
-        self._check_masks(deployed)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
@@ -458,7 +467,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             server_lr=server_lr,
             server_optimizer=self.server_optimizer,
             reseeding=self.reseeding,
-            clipping=AdaptiveClipping(self.privacy.clip_quantile),
+            clipping=AdaptiveClipping(),
             averaging=self.averaging,
             aggregator=self.aggregator,
             rebalance_train=self.aggregation.rebalance_train,
@@ -507,8 +516,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def server_optimizer(self) -> ServerOptimizer:
         """The optimizer of the server."""
-        name, momentum = self.aggregation.server_optimizer, self.aggregation.server_momentum
-        return ServerOptimizer(name, (0.0 if name == "adam" else 0.9) if momentum is None else momentum)
+        name = self.aggregation.server_optimizer
+        return ServerOptimizer(name, 0.0 if name == "adam" else 0.9)
 
     @property
     def budget(self) -> float:
@@ -732,16 +741,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(
                 f"clusters = {self.models}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
                 "clusters, or set rebalance-min to 0"
-            )
-
-    def _check_masks(self, deployed: bool) -> None:
-        """Check that deployed clients can mask what they send, with keys of a roster."""
-        if not deployed or self.privacy.privacy_unit != "client" or self.privacy.mechanism != "secure":
-            return
-        if not self.deployment.roster:
-            raise ConfigError(
-                "mechanism = 'secure' requires a roster, by which clients know each other's keys: set roster, or "
-                "COTERIE_ROSTER of the ServerApp"
             )
 
     def _check_personal(self, deployed: bool) -> None:

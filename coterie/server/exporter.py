@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from coterie.fields.settings import ConfigError
 from coterie.results import RoundRecord
-from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 
+#: Environment variable with host:port of the endpoint; not set: there is none.
+VARIABLE = "COTERIE_METRICS"
 
-def check(config: RunConfig) -> None:
-    """Raise :class:`ConfigError` if metrics are configured and cannot be served."""
-    if config.deployment.metrics_port:
-        try:
-            import prometheus_client  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                f"metrics-port = {config.deployment.metrics_port} requires prometheus-client, which is not installed: "
-                "pip install 'coterie[metrics]', or set metrics-port to 0"
-            ) from None
+
+def address() -> tuple[str, int] | None:
+    """Host and port at which metrics are served; None: nowhere.
+
+    Raises:
+        ConfigError: COTERIE_METRICS is no address, or the library is missing.
+    """
+    value = os.environ.get(VARIABLE)
+    if not value:
+        return None
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
+        raise ConfigError(f"{VARIABLE} = {value!r}: must be host:port, such as 127.0.0.1:9100")
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"{VARIABLE} = {value!r} requires prometheus-client, which is not installed: pip install "
+            "'coterie[metrics]', or unset it"
+        ) from None
+    return host.strip("[]"), int(port)
 
 
 @contextmanager
 def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
-    """Serve http://metrics-host:metrics-port/metrics during the folder's run of ``rounds``.
+    """Serve metrics at the address that COTERIE_METRICS names, during the folder's run of ``rounds``.
 
     Raises:
         ConfigError: the library is missing, or the port is not available.
     """
-    config = folder.config
-    host, port = config.deployment.metrics_host, config.deployment.metrics_port
-    if not port:
+    if (served := address()) is None:
         yield
         return
-    check(config)
+    host, port = served
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry, gauges, previous = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.on_metrics
@@ -45,8 +56,7 @@ def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigError(
-            f"metrics-port = {port}: cannot listen on {host} ({error.strerror}): "
-            "choose another metrics-port or metrics-host"
+            f"{VARIABLE} = '{host}:{port}': cannot listen there ({error.strerror}); choose another address"
         ) from None
 
     def observe(record: RoundRecord) -> None:

@@ -217,7 +217,7 @@ class _MLflow:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         config, path = folder.config, folder.path.absolute()
         default_uri = f"sqlite:///{path}/mlflow.db"
-        uri = config.recording.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
         self._client: Any = MlflowClient(uri)
         identity = {"uri-sha256": hashlib.sha256(uri.encode()).hexdigest()}  # a URI may contain a password
         stored = read_object(path / "mlflow.json") if (path / "mlflow.json").exists() else {}
@@ -225,7 +225,7 @@ class _MLflow:
             self._run = str(stored["run"])
             self._client.update_run(self._run, status="RUNNING")
             return
-        name = config.recording.mlflow_experiment
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Coterie"
         if (experiment := self._client.get_experiment_by_name(name)) is not None:
             number = experiment.experiment_id
         else:

@@ -36,6 +36,7 @@ from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder, seal
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
+from coterie.server.run_requests import ROSTER, operators_roster
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models
@@ -234,32 +235,27 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         recorder=folder,
         resume_from=folder.resumed,
         masks=config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),
-        roster=roster_of(config, folder.seen_rosters),
+        roster=roster_of(folder.seen_rosters) if deployed else None,
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
     return config.strategy(folder.plan, options)
 
 
-def roster_of(config: RunConfig, seen: Path | None = None) -> RosterFile | None:
-    """Return the roster of the deployment, or None without one.
+def roster_of(seen: Path | None = None) -> RosterFile | None:
+    """Return the operator's roster, which COTERIE_ROSTER names; None without one.
 
     Args:
-        config: of the run.
         seen: file of the largest numbers of rosters that the deployment has used; None: there is none.
 
     Raises:
         ConfigError: it cannot be used.
     """
-    path, authority = config.deployment.roster, config.deployment.authority
-    if not path:
-        if authority:
-            raise ConfigError("authority has no effect without a roster; set roster, or leave it out")
-        return None
+    path = operators_roster()
     try:
-        return RosterFile(Path(path), authority_beside(Path(path), authority), seen)
+        return None if path is None else RosterFile(path, authority_beside(path), seen)
     except DeployError as error:
-        raise ConfigError(f"roster: {error}") from None
+        raise ConfigError(f"{ROSTER}: {error}") from None
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

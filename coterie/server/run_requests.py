@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from coterie.fields.settings import ConfigError
 from coterie.privacy import RecordLevel, Secure
 from coterie.server import planning
 from coterie.server.config import RunConfig
+
+#: Environment variable of the ServerApp: the operator's roster.
+ROSTER = "COTERIE_ROSTER"
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,11 @@ def submission_of(config: RunConfig, app: str | None = None) -> Submission:
         ConfigError: the roster names another app; or the request is invalid, its submitter is not in the roster, or
             the run exceeds it.
     """
-    roster = _roster_of(config)
+    roster = _roster()
     if roster is not None and app is not None and roster.app not in ("", app):
         raise ConfigError(
-            f"roster: it names the app {roster.app}, and {app or 'an unknown app'} runs: submit that app, or state the "
-            "new one (coterie certs --app)"
+            f"{ROSTER}: it names the app {roster.app}, and {app or 'an unknown app'} runs: submit that app, or state "
+            "the new one (coterie certs --app)"
         )
     if not config.run.signed_request:
         return Submission()
@@ -81,11 +85,15 @@ def submission_of(config: RunConfig, app: str | None = None) -> Submission:
     return Submission(name, request.id)
 
 
-def _roster_of(config: RunConfig) -> Roster | None:
-    path = config.deployment.roster
-    if not path:
-        return None
+def operators_roster() -> Path | None:
+    """Return the file that states which client each node's key is; None: it is as nodes say."""
+    path = os.environ.get(ROSTER)
+    return Path(path) if path else None
+
+
+def _roster() -> Roster | None:
+    path = operators_roster()
     try:
-        return Roster.read(Path(path), read_authorities(authority_beside(Path(path), config.deployment.authority)))
+        return None if path is None else Roster.read(path, read_authorities(authority_beside(path)))
     except DeployError as error:
-        raise ConfigError(f"roster: {error}") from None
+        raise ConfigError(f"{ROSTER}: {error}") from None

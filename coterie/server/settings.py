@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
-from coterie.fields.settings import AUTO, ConfigError, Settings, setting
+from coterie.fields.settings import Settings, setting
 from coterie.privacy import Guarantee
 from coterie.strategies.registry import STRATEGIES
 
@@ -122,7 +122,7 @@ class EvaluationSettings(Settings):
 
 @dataclass(frozen=True)
 class DeploymentSettings(Settings):
-    """Timeouts, thresholds on participation, who the clients are, and the port for metrics."""
+    """Timeouts, and thresholds on participation."""
 
     table: ClassVar[str] = "deployment"
 
@@ -140,32 +140,6 @@ class DeploymentSettings(Settings):
         "share of the requested replies that a round requires, others are requested again; not at client level",
         at_least=0,
         at_most=1,
-        place=True,
-    )
-    roster: str = setting(
-        "",
-        "file that states which client each node's key is; empty: COTERIE_ROSTER of the ServerApp, or as nodes say",
-        allowed="a path",
-        place=True,
-    )
-    authority: str = setting(
-        "",
-        "certificate of the authority that has signed the roster; empty: ca.crt beside it",
-        allowed="a path",
-        place=True,
-    )
-    metrics_port: int = setting(
-        0,
-        "port that serves round, epsilon and accuracy to Prometheus during the run; 0: none",
-        at_least=0,
-        at_most=65535,
-        allowed="a port, 0 to 65535",
-        place=True,
-    )
-    metrics_host: str = setting(
-        "127.0.0.1",
-        "address at which metrics-port listens, without TLS; 0.0.0.0: all networks of the machine",
-        allowed="a name or address",
         place=True,
     )
 
@@ -192,15 +166,6 @@ class RecordingSettings(Settings):
         check=_names_recorders,
         place=True,
     )
-    mlflow_uri: str = setting(
-        "",
-        "MLflow tracking URI; empty: MLFLOW_TRACKING_URI, otherwise mlflow.db in the run folder",
-        allowed="a URI",
-        place=True,
-    )
-    mlflow_experiment: str = setting(
-        "Coterie", "MLflow experiment", allowed="a name", check=lambda name: bool(name.strip()), place=True
-    )
     record_diagnostics: bool = setting(
         False, "also record the exact scores of a private run, which are outside the guarantee", place=True
     )
@@ -213,31 +178,3 @@ class RecordingSettings(Settings):
     def names(self) -> tuple[str, ...]:
         """The recorders."""
         return tuple(self.recorders.split(",")) if self.recorders else ()
-
-
-@dataclass(frozen=True)
-class SimulationSettings(Settings):
-    """The Ray engine (``coterie run --engine ray``)."""
-
-    table: ClassVar[str] = "simulation"
-
-    ray_address: str = setting(
-        "",
-        "running Ray cluster, on which clients run; empty: RAY_ADDRESS, otherwise Ray on this machine",
-        allowed="host:port",
-        place=True,
-    )
-    client_cpus: int | None = setting(None, "CPU cores that Ray reserves for a client; auto: 1", at_least=1, place=True)
-
-    def check_unused(self, reason: str) -> None:
-        """Check that no setting of the table is set.
-
-        Args:
-            reason: why they have no effect, and what to do.
-
-        Raises:
-            ConfigError: one is set.
-        """
-        for name, value in self.values().items():
-            if value not in ("", AUTO):
-                raise ConfigError(f"{name} = {value!r} has no effect {reason}")

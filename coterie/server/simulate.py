@@ -41,10 +41,8 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
     from coterie.datasets import OWN_DATA, DataError
     from coterie.engine.workers import start_server, workers_for
 
-    if engine != "ray":
-        config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
-        if workers_for(config.trainings, config.training.device, cores or _cores()):
-            start_server()  # it imports PyTorch while this process does
+    if engine != "ray" and workers_for(config.trainings, config.training.device, cores or _cores()):
+        start_server()  # it imports PyTorch while this process does
     from coterie.client.cohort import federation
 
     data = federation(config.for_clients())
@@ -60,13 +58,14 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
     return DataOrigin.of(config)
 
 
-def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None) -> Outcome:
+def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None, client_cpus: int = 1) -> Outcome:
     """Run with simulated clients.
 
     Args:
         folder: the open folder of the run, which stays open.
         engine: "local" or "ray".
         cores: cores of this machine for clients of the local engine; None: all.
+        client_cpus: CPU cores that Ray reserves for a client.
 
     Raises:
         RunError: see :func:`coterie.server.run`.
@@ -77,7 +76,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     config = folder.config
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     check = partial(require_data, config)
-    with _workers(config, folder.path, engine, cores) as workers:
+    with _workers(config, folder.path, engine, cores, client_cpus) as workers:
         grid: LocalGrid
         if config.privacy.masks:
             grid = MaskedGrid(config.data.clients, workers, folder.report_progress)
@@ -93,14 +92,16 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
             grid.close()
 
 
-def _workers(config: RunConfig, folder: Path, engine: str, cores: int | None) -> AbstractContextManager[int | Pool]:
+def _workers(
+    config: RunConfig, folder: Path, engine: str, cores: int | None, client_cpus: int
+) -> AbstractContextManager[int | Pool]:
     """Return the number of worker processes, or what takes their place on Ray."""
     from coterie.client.cohort import torch_device
     from coterie.engine.ray import ray_workers
     from coterie.engine.workers import workers_for
 
     if engine == "ray":
-        return ray_workers(config.simulation.ray_address, config.simulation.client_cpus, folder)
+        return ray_workers(client_cpus, folder)
     return nullcontext(workers_for(config.trainings, torch_device(config.training.device), cores or _cores()))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.fields import MAX_CLUSTERS
-from coterie.fields.settings import setting
+from coterie.fields.settings import Settings, setting
 from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest
 from coterie.wire.messages import PointsSpec
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class LocalCentroidsSettings(OneShotSettings):
     """Settings of k-FED and FFCM."""
 
+    table: ClassVar[str] = "one-shot"
+
     local_centroids: int = setting(
         0, "number of centroids per client, k'; 0: the number of clusters", at_least=0, at_most=MAX_CLUSTERS, tuned=True
     )
@@ -34,6 +36,7 @@ class LocalCentroids(OneShot):
 
     point_name: ClassVar[str] = "local centroids"
     releases: ClassVar[tuple[str, ...]] = ("centroids",)
+    settings_class: ClassVar[type[Settings]] = LocalCentroidsSettings
     settings: LocalCentroidsSettings
     #: Clustering algorithm of the clients.
     local: ClassVar[str]

@@ -24,27 +24,17 @@ Details
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.fields.settings import Settings
-from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
-
-
-@dataclass(frozen=True)
-class KFEDSettings(LocalCentroidsSettings):
-    """Settings of k-FED."""
-
-    table: ClassVar[str] = "kfed"
+from coterie.strategies.centroids import LocalCentroids
 
 
 class KFED(LocalCentroids):
     """Lines 1 to 6."""
 
-    settings_class: ClassVar[type[Settings]] = KFEDSettings
     name: ClassVar[str] = "kfed"
     title: ClassVar[str] = "k-means of clients' k-means, seeded far apart"
     paper: ClassVar[str] = "Dennis et al. 2021"

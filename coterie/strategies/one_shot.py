@@ -48,6 +48,8 @@ _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic
 class OneShotSettings(Settings):
     """Settings of every method that clusters records."""
 
+    table: ClassVar[str] = "one-shot"
+
     device_failures: float = setting(
         0.0, "simulated share of clients that fail before they reply", at_least=0, at_most=0.99
     )

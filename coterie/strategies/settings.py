@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SHARE, SIZE
+from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
 from coterie.fields.settings import Settings, setting
 from coterie.rounds.aggregation import AGGREGATORS
 from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS
@@ -36,13 +36,6 @@ class AggregationSettings(Settings):
         "how the server moves a model by the mean of updates: by itself, by its moving average, or by Adam's steps",
         choices=SERVER_OPTIMIZERS,
         tuned=True,
-    )
-    server_momentum: float | None = setting(
-        None,
-        "weight of earlier rounds in the moving average of updates, beta; auto: 0.9 with momentum, 0 with adam",
-        within=SHARE,
-        tuned=True,
-        only=("aggregation.server-optimizer", ("momentum", "adam")),
     )
     aggregator: str = setting(
         "mean",

@@ -104,7 +104,6 @@ RUN = {
     "sampling-rate": 1.0,
     "samples-per-client": 20,
     "reseed-every": 1,
-    "clip-quantile": 0.5,
     "seed": 7,
 }
 

@@ -339,14 +339,15 @@ def test_a_client_compares_its_pin_with_the_roster(pki, coterie):
     assert (other.passed, APP in other.detail, OTHER in other.detail) == (False, True, True)
 
 
-def test_a_server_runs_the_app_of_its_roster(pki, coterie):
-    config = RunConfig({"deployment.roster": str(pki / "roster.json")}, deployed=True)
+def test_a_server_runs_the_app_of_its_roster(pki, coterie, monkeypatch):
+    monkeypatch.setenv("COTERIE_ROSTER", str(pki / "roster.json"))
+    config = RunConfig({}, deployed=True)
     assert submission_of(config, OTHER).submitter is None
     coterie("certs", pki, "--app", APP)
     for app in (APP, None):
         assert submission_of(config, app).submitter is None
     for app in (OTHER, ""):
-        with pytest.raises(ConfigError, match=f"roster: it names the app {APP}, and .* runs: submit that app"):
+        with pytest.raises(ConfigError, match=f"COTERIE_ROSTER: it names the app {APP}, and .* runs: submit that app"):
             submission_of(config, app)
 
 
@@ -467,18 +468,12 @@ def test_a_client_finds_itself_in_the_roster(pki, tmp_path):
     assert checked(pki, ca=tmp_path / "none.crt") is None  # after the failure of what it needs
 
 
-def test_a_server_reads_it_before_it_makes_a_folder(pki, tmp_path):
-    def config(**deployment):
-        return RunConfig({f"deployment.{name}": str(value) for name, value in deployment.items()}, deployed=True)
-
-    key = (pki / "nodes" / "node-2.pub").read_bytes()
-    assert roster_of(config()) is None
-    assert roster_of(config(roster=pki / "roster.json")).client_of(key) == (2, "node-2")
-    shutil.copy(pki / "ca.crt", tmp_path / "authority.crt")
+def test_a_server_reads_the_roster_of_its_environment(pki, tmp_path, monkeypatch):
+    monkeypatch.delenv("COTERIE_ROSTER", raising=False)
+    assert roster_of() is None
+    monkeypatch.setenv("COTERIE_ROSTER", str(pki / "roster.json"))
+    assert roster_of().client_of((pki / "nodes" / "node-2.pub").read_bytes()) == (2, "node-2")
     shutil.copy(pki / "roster.json", tmp_path / "roster.json")
-    with pytest.raises(ConfigError, match=r"roster: .*ca.crt cannot be read"):
-        roster_of(config(roster=tmp_path / "roster.json"))
-    both = config(roster=tmp_path / "roster.json", authority=tmp_path / "authority.crt")
-    assert roster_of(both).client_of(key) == (2, "node-2")
-    with pytest.raises(ConfigError, match="no effect without a roster"):
-        roster_of(config(authority=pki / "ca.crt"))
+    monkeypatch.setenv("COTERIE_ROSTER", str(tmp_path / "roster.json"))
+    with pytest.raises(ConfigError, match=r"COTERIE_ROSTER: .*ca.crt cannot be read"):
+        roster_of()

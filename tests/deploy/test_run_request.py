@@ -221,7 +221,7 @@ def test_terms_follow_from_the_settings():
     assert terms_of(config(strategy="lcfl", evaluate="diagnostic"))["releases"] == ("losses", "updates", "scores")
     plain = terms_of(RunConfig({"strategy": "kfed"}, deployed=True))
     assert (plain["epsilon"], plain["delta"], plain["releases"]) == (None, None, ("centroids", "counts"))
-    masked = {"mechanism": "secure", "roster": "roster.json"}
+    masked = {"mechanism": "secure"}
     assert terms_of(RunConfig(masked, deployed=True))["releases"] == ("masked updates", "masked scores")
     off = RunConfig({**masked, "evaluate": "off"}, deployed=True)
     assert terms_of(off)["releases"] == ("masked updates",)
@@ -236,14 +236,15 @@ def test_every_method_states_what_it_releases():
     }
 
 
-def test_the_server_refuses_first(pki):
-    with_roster = {"deployment.roster": str(pki / "roster.json")}
+def test_the_server_refuses_first(pki, monkeypatch):
+    monkeypatch.delenv("COTERIE_ROSTER", raising=False)
     terms = terms_of(config()) | {"app": APP}
     text = RunRequest.signed(key(pki), terms, days=1)
     assert submission_of(config()).submitter is None
     unknown = submission_of(config(**{"signed-request": text}))
     assert (unknown.submitter, unknown.request) == (None, RunRequest.read(text).id)
-    assert submission_of(config(**{"signed-request": text}, **with_roster)).submitter == "alice"
+    monkeypatch.setenv("COTERIE_ROSTER", str(pki / "roster.json"))
+    assert submission_of(config(**{"signed-request": text})).submitter == "alice"
     for settings, reason in (
         ({"rounds": 4}, "it is for 3 rounds, not 4"),
         ({"privacy.epsilon": 9.0}, "it is for epsilon 8, not 9"),
@@ -256,7 +257,7 @@ def test_the_server_refuses_first(pki):
         submission_of(config(**{"signed-request": "x"}))
     remove_submitter(pki, "alice")
     with pytest.raises(ConfigError, match="signed-request: its key is not in the roster"):
-        submission_of(config(**{"signed-request": text}, **with_roster))
+        submission_of(config(**{"signed-request": text}))
 
 
 def test_the_command_signs_a_file_of_settings(pki, coterie, tmp_path):

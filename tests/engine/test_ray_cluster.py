@@ -99,10 +99,11 @@ def fragile():
 
 def on_cluster(cluster, path, settings, on_metrics=lambda record: None):
     """Run; return models and metrics."""
-    config = RunConfig({**settings, "ray-address": cluster.address, "client-cpus": 1})
-    with closing(RunFolder.create(path, config)) as folder:
+    config = RunConfig(settings)
+    with closing(RunFolder.create(path, config)) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster.address)
         folder.on_metrics = on_metrics
-        with ray_workers(config.simulation.ray_address, config.simulation.client_cpus, folder.path) as workers:
+        with ray_workers(1, folder.path) as workers:
             from coterie.engine.ray_workers import RayGrid
 
             run(folder, RayGrid(config.data.clients, workers))
@@ -174,15 +175,14 @@ def test_processes_do_not_share_random_generators(cluster):
     assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]
 
 
-def test_every_node_must_have_the_run_folder(cluster, tmp_path):
-    with (
-        pytest.raises(EngineError, match="does not have the run folder"),
-        ray_workers(cluster.address, folder=tmp_path / "elsewhere"),
-    ):
+def test_every_node_must_have_the_run_folder(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with pytest.raises(EngineError, match="does not have the run folder"), ray_workers(folder=tmp_path / "elsewhere"):
         pass
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:", ":70000"])
-def test_an_address_without_a_cluster_fails_at_once(address):
-    with pytest.raises(EngineError, match="ray start"), ray_workers(address):
+def test_an_address_without_a_cluster_fails_at_once(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(EngineError, match="ray start"), ray_workers():
         pass

@@ -47,17 +47,15 @@ def test_the_second_attempt_may_succeed(attempts, monkeypatch):
     assert attempts == []
 
 
-@pytest.mark.parametrize("variable", [False, True])
-def test_a_cluster_that_does_not_answer_is_named(attempts, variable, monkeypatch):
+def test_a_cluster_that_does_not_answer_is_named(attempts, monkeypatch):
     from coterie.engine.ray import EngineError, ray_workers
 
     attempts += [Exception("Timed out while waiting for GCS to become available.")] * 2
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        if variable:
-            monkeypatch.setenv("RAY_ADDRESS", address)
-        named = f"{'RAY_ADDRESS' if variable else 'ray-address'} = '{address}': cannot use a Ray cluster there: Timed"
-        with pytest.raises(EngineError, match=named), ray_workers("" if variable else address):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        named = f"RAY_ADDRESS = '{address}': cannot use a Ray cluster there: Timed"
+        with pytest.raises(EngineError, match=named), ray_workers():
             pass
     assert len(attempts) == 1
 

@@ -26,7 +26,6 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from coterie.client.kept_states import KeptStates, write_states
 from coterie.client.state import StateFile
-from coterie.fields.settings import ConfigError
 from coterie.flower.grid import with_retries
 from coterie.server import app as server_app
 
@@ -304,13 +303,6 @@ def test_a_serverapp_continues_with_the_states_that_the_local_engine_left(slept,
     write_states(states.new_file(), {5: {"own": np.ones(3)}})
     started(resume=True)
     assert StateFile(tmp_path / "run" / "clients", 5).read()["own"].tolist() == [1, 1, 1]
-
-
-def test_a_serverapp_refuses_settings_of_the_engine_that_runs_it(tmp_path):
-    values = {"rounds": 1, "simulation.ray-address": "localhost:6379", "out": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
-        server_app.app(SuperLink(), Context(1, 0, {}, RecordDict(), run_config=values))
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_fails_for_good_is_raised_as_it_is(slept):

@@ -199,10 +199,10 @@ def test_places_are_those_of_the_declarations():
         ),
         (of(strategy="fedavg"), {"epsilon"}, {"clusters", "reseed-every", "rebalance-min", "rebalance-train"}),
         (of(mechanism="rr-slot"), {"identifiers"}, {"identifier-noise"}),
-        (of(), {"clipping"}, {"clip-quantile", "clip-factor", "participation", "min-separation"}),
-        (of(clipping="adaptive"), {"clip-quantile", "clip-factor"}, {"clip-norm"}),
+        (of(), {"clipping"}, {"participation", "min-separation"}),
+        (of(clipping="adaptive"), {"clipping"}, {"clip-norm"}),
         (of(mechanism="banded"), {"participation", "min-separation"}, {"identifiers"}),
-        (of(privacy_unit="none", clipping="adaptive"), set(), {"clipping", "clip-quantile", "clip-factor"}),
+        (of(privacy_unit="none", clipping="adaptive"), set(), {"clipping"}),
         (of(strategy="lcfl", cluster_optimizer="fedprox"), {"proximal-mu"}, set()),
         (of(strategy="lcfl"), set(), {"proximal-mu"}),
         (of(strategy="fedprox"), {"proximal-mu"}, set()),
@@ -305,17 +305,14 @@ def test_a_condition_that_an_earlier_version_lacks_has_its_default():
     """A run folder of a version without adaptive clipping does not name ``clipping``."""
     config = {name: value for name, value in of().items() if name != "clipping"}
     assert has_effect(config, "clip-norm")
-    assert not has_effect(config, "clip-factor")
 
 
 def test_what_is_off_is_not_shown_and_what_is_set_is():
     shown = shown_settings(of(device="cpu", seed=3, average_last=0.25, out="here"))
     assert (shown["device"], shown["seed"], shown["average-last"]) == ("cpu", 3, 0.25)
-    assert not {"out", "resume", "stop-after", "dirichlet-alpha", "metrics-port", "data-dir"} & shown.keys()
+    assert not {"out", "resume", "stop-after", "dirichlet-alpha", "data-dir"} & shown.keys()
     assert "seed" not in shown_settings(of())
-    assert not {"metrics-host", "mlflow-experiment", "mlflow-uri"} & shown.keys()
-    assert {"metrics-host", "metrics-port"} <= shown_settings(of(metrics_port=9000)).keys()
-    assert "mlflow-experiment" in shown_settings(of(recorders="tensorboard,mlflow"))
+    assert "recorders" in shown_settings(of(recorders="tensorboard,mlflow"))
 
 
 def test_the_order_of_differences_is_that_of_the_settings():

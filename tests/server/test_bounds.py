@@ -20,11 +20,8 @@ NUMBERS = [each for each in SETTINGS.values() if each.kind in (int, float)]
 RECORD = {"privacy-unit": "record", "samples-per-client": 40, "clients": 12, "groups": "2"}
 # Settings whose allowed values depend on others, with a configuration that allows the extremes of their bounds.
 NEEDED = {
-    "privacy.clip-factor": {"clipping": "adaptive"},
-    "privacy.clip-quantile": {"clipping": "adaptive"},
     "privacy.identifier-noise": {"mechanism": "paper"},
     "aggregation.byzantine-share": {"aggregator": "trimmed-mean", "privacy-unit": "none"},
-    "aggregation.server-momentum": {"server-optimizer": "momentum"},
     "aggregation.rebalance-min": {"clusters": 1, "clients": 12, "groups": "1"},
     "lcfl.proximal-mu": {"cluster-optimizer": "fedprox"},
     **{name: {"strategy": "rc-dpfl", **RECORD} for name in SETTINGS if name.startswith("record-level.")},

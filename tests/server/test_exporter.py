@@ -19,7 +19,7 @@ from coterie.flower.run_log import read_progress
 from coterie.results import Diagnostics, RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
-from coterie.server.exporter import serve_metrics
+from coterie.server.exporter import address, serve_metrics
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,10 +31,13 @@ def servers_that_end_soon():
 
 
 @pytest.fixture
-def port():
+def port(monkeypatch):
+    """A free port, which COTERIE_METRICS names."""
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+        number = probe.getsockname()[1]
+    monkeypatch.setenv("COTERIE_METRICS", f"127.0.0.1:{number}")
+    return number
 
 
 def scrape(port):
@@ -49,7 +52,7 @@ def folder(tmp_path):
     folders = []
 
     def make(**values):
-        values = TINY | {"metrics-host": "127.0.0.1"} | {key.replace("_", "-"): value for key, value in values.items()}
+        values = TINY | {key.replace("_", "-"): value for key, value in values.items()}
         folders.append(RunFolder.create(tmp_path / f"run-{len(folders)}", RunConfig(values)))
         return folders[-1]
 
@@ -59,7 +62,7 @@ def folder(tmp_path):
 
 
 def test_prometheus_reads_the_run_while_it_lasts(folder, port):
-    run, seen = folder(metrics_port=port, privacy_unit="none"), []
+    run, seen = folder(privacy_unit="none"), []
     run.on_metrics = observer = seen.append
     with serve_metrics(run, 2):
         before = scrape(port)
@@ -96,7 +99,7 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
 )
 def test_exact_scores_are_served_as_recorders_record_them(folder, port, settings, expected):
     """Of a private run on request alone; the noisy mean always."""
-    run = folder(metrics_port=port, clients=2000, **settings)
+    run = folder(clients=2000, **settings)
     with serve_metrics(run, 2):
         run.on_metrics(RoundRecord(round=1, epsilon=0.5, accuracy=0.25, scores=Diagnostics(accuracy=0.75)))
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -114,7 +117,7 @@ def assert_closed(port):
 
 def test_the_port_is_closed_after_a_failure(folder, port):
     def fail():
-        with serve_metrics(folder(metrics_port=port), 2):
+        with serve_metrics(folder(), 2):
             scrape(port)
             raise KeyError
 
@@ -132,29 +135,29 @@ def test_without_a_port_nothing_is_served(folder, monkeypatch):
 
 
 def test_a_port_that_is_taken(folder, port):
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ConfigError) as caught,
-        serve_metrics(folder(metrics_port=port), 2),
-    ):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError) as caught, serve_metrics(folder(), 2):
         pass
-    for part in (f"metrics-port = {port}", "in use", "another metrics-port"):
+    for part in (f"COTERIE_METRICS = '127.0.0.1:{port}'", "in use", "another address"):
         assert part in str(caught.value)
 
 
 def test_a_library_that_is_missing_is_told_before_there_is_a_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(
-        ConfigError, match=r"metrics-port = 1 requires prometheus-client.*pip install 'coterie\[metrics\]'"
-    ):
-        open_folder(TINY | {"metrics-port": 1, "out": str(tmp_path / "run")}, tmp_path)
+    monkeypatch.setenv("COTERIE_METRICS", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"requires prometheus-client.*pip install 'coterie\[metrics\]'"):
+        open_folder(TINY | {"out": str(tmp_path / "run")}, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_ports():
-    for value in (-1, 65536, "http"):
-        with pytest.raises(ConfigError, match="a port, 0 to 65535"):
-            RunConfig({"metrics-port": value})
+def test_addresses(monkeypatch):
+    for value in ("9100", ":9100", "host:", "host:0", "host:65536", "host:-1", "host:http", "host:９"):
+        monkeypatch.setenv("COTERIE_METRICS", value)
+        with pytest.raises(ConfigError, match="must be host:port, such as"):
+            address()
+    monkeypatch.setenv("COTERIE_METRICS", "[::1]:9100")
+    assert address() == ("::1", 9100)
+    monkeypatch.setenv("COTERIE_METRICS", "")
+    assert address() is None
 
 
 # ---- the ServerApp -----------------------------------------------------------------------------------------
@@ -178,13 +181,7 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
 
     monkeypatch.setattr(RunFolder, "round_finished", round_finished)
     monkeypatch.setattr(RunFolder, "certify", certify)
-    values = TINY | {
-        "privacy-unit": unit,
-        "metrics-port": port,
-        "metrics-host": "127.0.0.1",
-        "evaluate": "diagnostic",
-        "out": str(tmp_path / "run"),
-    }
+    values = TINY | {"privacy-unit": unit, "evaluate": "diagnostic", "out": str(tmp_path / "run")}
     if unit == "record":
         values |= {"strategy": "fedavg", "clusters": 1, "sampling-rate": 1.0}
     grid = LocalGrid(TINY["clients"], 1)

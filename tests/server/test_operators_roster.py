@@ -1,4 +1,4 @@
-"""The operator of a deployment sets the roster of all runs; a run may name another."""
+"""The operator of a deployment sets the roster of all runs."""
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -10,16 +10,12 @@ from coterie.server import app as server_app
 from coterie.server.run import RunError
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({}, "operator"), ({"deployment.roster": "auto"}, "operator"), ({"deployment.roster": "run/roster.json"}, "run")],
-)
-def test_a_deployed_run_uses_the_roster_of_its_operator(clients, tmp_path, monkeypatch, settings, named):  # noqa: F811
+def test_a_deployed_run_uses_the_roster_of_its_operator(clients, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("COTERIE_ROSTER", "operator/roster.json")
-    context = Context(17, 0, {}, RecordDict(), run_config={**SETTINGS, **settings})
-    with pytest.raises(ConfigError, match=f"roster: {named}/ca.crt cannot be read"):
+    context = Context(17, 0, {}, RecordDict(), run_config=SETTINGS)
+    with pytest.raises(ConfigError, match=r"COTERIE_ROSTER: operator/ca.crt cannot be read"):
         server_app.app(Deployed(clients), context)
 
 
@@ -41,6 +37,12 @@ def test_a_deployed_run_refuses_an_older_roster_than_an_earlier_run_has_used(cli
     assert "roster.json is an older roster, 1; this machine has used number 2" in run()
 
 
-def test_a_roster_that_is_not_set_is_none(monkeypatch):
-    monkeypatch.delenv("COTERIE_ROSTER", raising=False)
-    assert server_app._with_roster({"rounds": 2}) == {"deployment.roster": "auto", "rounds": 2}
+def test_masked_rounds_need_a_roster(clients, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COTERIE_ROSTER", "")
+    masked = {"privacy-unit": "client", "mechanism": "secure", "clients": 12, "delta": 1e-3, "epsilon": 50.0}
+    masked |= {"samples-per-client": 0}
+    context = Context(17, 0, {}, RecordDict(), run_config={**SETTINGS, **masked})
+    with pytest.raises(ConfigError, match=r"requires a roster.*set COTERIE_ROSTER"):
+        server_app.app(Deployed(clients), context)
+    assert not list((tmp_path / "runs").glob("*/"))

@@ -194,10 +194,11 @@ def test_a_missing_library_is_told_before_there_is_a_folder(tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tracking_server_that_cannot_be_reached(tmp_path):
+def test_a_tracking_server_that_cannot_be_reached(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/x.db")
     with (
-        closing(RunFolder.create(tmp_path / "run", config(mlflow_uri=f"sqlite:///{tmp_path}/file/x.db"))) as folder,
+        closing(RunFolder.create(tmp_path / "run", config())) as folder,
         pytest.raises(ConfigError, match="mlflow cannot be opened"),
     ):
         run(folder, LocalGrid(TINY["clients"]))

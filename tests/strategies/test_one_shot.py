@@ -555,11 +555,11 @@ def nothing(rounds=1, **numbers):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"device_failures": 1.0}, "ffcm.device-failures = 1.0: must be a finite number at least 0 and at most 0.99"),
+        ({"device_failures": 1.0}, "one-shot.device-failures = 1.0: must be a finite number at least 0"),
         ({"device_failures": -0.1}, "device-failures"),
         ({"device_failures": float("nan")}, "device-failures"),
         ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"smaller than one record of shape \(3, 400, 300\)"),
-        ({"local_centroids": -1}, "ffcm.local-centroids = -1: must be"),
+        ({"local_centroids": -1}, "one-shot.local-centroids = -1: must be"),
         ({"fuzzifier": float("nan")}, "ffcm.fuzzifier = nan: must be"),
     ],
 )

@@ -98,13 +98,8 @@ def test_what_it_does_not_support_is_refused_before_the_run(settings, problem):
         prepare()
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"), [({}, "requires a roster"), ({"evaluate": "private"}, "requires a roster")]
-)
-def test_deployed_runs_need_keys_of_a_roster(settings, problem):
-    with pytest.raises(ConfigError, match=problem):
-        RunConfig({"mechanism": "secure", **settings}, deployed=True)
-    assert RunConfig({"mechanism": "secure", "roster": "roster.json"}, deployed=True).evaluation.evaluate == "private"
+def test_deployed_runs_evaluate_in_private():
+    assert RunConfig({"mechanism": "secure"}, deployed=True).evaluation.evaluate == "private"
 
 
 def test_single_updates_are_not_released():
