@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from coterie.inference import TrainedModels
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["load"]
 
 

@@ -17,7 +17,7 @@ version = cache(metadata.version)  # which reads files
 
 
 def versions() -> str:
-    """Return the versions in this environment, such as ``coterie 0.2.0, flwr 1.39.0, ...``."""
+    """Return the versions in this environment, such as ``coterie 0.3.0, flwr 1.39.0, ...``."""
     return ", ".join(f"{name} {number}" for name, number in {"coterie": __version__, **_installed()}.items())
 
 
