@@ -1,14 +1,18 @@
-"""Writes what is generated from the package: pyproject.toml's block, docs/settings.md, docs/methods.md, the version.
+"""Writes what is generated from the package: pyproject.toml's block, pages of settings, commands, methods, the version.
 
-``python -m tests.generated`` is ``make settings``; tests/server/test_config.py and tests/test_release.py compare.
+``python -m tests.generated`` is ``make settings``; tests/server/test_config.py, tests/test_release.py and
+tests/cli/test_help.py compare.
 """
 
 import re
 from pathlib import Path
 
+import click
 import tomli_w
+import typer
 
 from coterie import __version__
+from coterie.cli import cli
 from coterie.fields.settings import AUTO, nested
 from coterie.server import SETTINGS
 from coterie.server.config import COMMON
@@ -16,9 +20,18 @@ from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT, PAGE = ROOT / "pyproject.toml", ROOT / "docs" / "settings.md"
-METHODS = ROOT / "docs" / "methods.md"
+METHODS, COMMANDS = ROOT / "docs" / "methods.md", ROOT / "docs" / "commands.md"
 #: Lines that state the version, by file; Flower requires that of pyproject.toml.
 _VERSION = {PYPROJECT: r'^version = ".*"$', ROOT / "CITATION.cff": r"^version: .*$"}
+#: Examples of commands that no other page shows.
+EXAMPLES = {
+    "audit": "coterie audit",
+    "privacy guard": "coterie privacy guard LEDGER",
+    "privacy spent": "coterie privacy spent LEDGER",
+    "purge": "coterie purge superlink.db",
+    "run": "coterie run --strategy fedavg --epsilon 2 --seed 0",
+    "strategies": "coterie strategies",
+}
 _FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch."
 
 
@@ -51,6 +64,42 @@ def page():
     return "\n".join(lines) + "\n"
 
 
+def commands():
+    """docs/commands.md, from the help of the commands."""
+    listed = list(_walk(typer.main.get_command(cli)))
+    assert EXAMPLES.keys() <= {name for name, _ in listed}
+    head = "`make settings` writes this page from the commands' own help (`coterie COMMAND --help`)."
+    lines = ["# Commands", "", head, "", "| Command | What it does |", "| --- | --- |"]
+    for name, command in listed:
+        shown = f"`{name}`" if hasattr(command, "commands") else f"[`{name}`](#coterie-{name.replace(' ', '-')})"
+        lines.append(f"| {shown} | {_paragraphs(command)[0]} |")
+    for name, command in listed:
+        if hasattr(command, "commands"):
+            continue
+        lines += ["", f"## `coterie {name}`", "", "\n\n".join(_paragraphs(command))]
+        if name in EXAMPLES:
+            lines += ["", f"    {EXAMPLES[name]}"]
+        context = click.Context(command, info_name=f"coterie {name}")
+        records = [record for each in command.params if (record := each.get_help_record(context))]
+        if records:
+            lines += ["", "| Argument or option | Meaning |", "| --- | --- |"]
+        for words, meaning in records:
+            lines.append(f"| `{words.replace('|', ' or ')}` | {' '.join(meaning.split()).replace(chr(92), '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _walk(group, before=""):
+    """Yield names and commands in alphabetical order, without hidden ones; a group precedes its commands."""
+    for name, command in sorted(group.commands.items()):
+        if not command.hidden:
+            yield before + name, command
+            yield from _walk(command, f"{before}{name} ") if hasattr(command, "commands") else ()
+
+
+def _paragraphs(command):
+    return [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+
+
 def with_version():
     """The files that state the version, with that of the package."""
     return {
@@ -73,6 +122,7 @@ def methods():
 def main():
     """Rewrite all."""
     METHODS.write_text(methods())
+    COMMANDS.write_text(commands())
     for path, text in with_version().items():
         path.write_text(text)
     text = PYPROJECT.read_text()

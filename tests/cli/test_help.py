@@ -4,6 +4,7 @@ import inspect
 import re
 from itertools import pairwise
 
+import generated
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,6 +21,10 @@ def commands(group, before=()):
 
 
 COMMANDS = dict(commands(typer.main.get_command(cli)))
+
+
+def test_the_page_of_commands_is_current():
+    assert generated.COMMANDS.read_text() == generated.commands(), "make settings"
 
 
 def plain(text):
