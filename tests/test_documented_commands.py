@@ -36,6 +36,7 @@ def commands():
 
 # The first words of commands that need a network or more than a few seconds, and the file whose tests run them.
 ELSEWHERE = {
+    ("run", "--config", "run.toml"): "examples/test_hospital_csv.py",
     ("run", "--engine", "ray"): "engine/test_ray_cluster.py",
     ("run", "--set", "recorders=tensorboard,mlflow"): "server/test_recorders.py",
     ("run", "--set", "task=multi-label"): "server/test_own_tasks.py",
@@ -69,6 +70,7 @@ OTHERS = {
     "python benchmarks/load.py": "test_documented_commands.py",
     "python benchmarks/page.py": "bench/test_results.py",
     "python verify.py": "handover/test_pack.py",
+    "python write_sites.py": "examples/test_hospital_csv.py",
     "python3 -m venv": "test_first_hour.py",
     "pip install .": "test_first_hour.py",
     "pip install torch": "release.py",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
+from coterie.client import ClusteredClientApp
 from coterie.engine import InProcessGrid
 from coterie.privacy import read_ledger
 from coterie.testing import check_client
@@ -81,6 +82,18 @@ def run(load, room, out, clients, **config):
     grid = InProcessGrid(load(f"{room}.client_app").app, clients, run_config=config)
     load(f"{room}.server_app").app(grid, Context(1, 1, {}, RecordDict(), config))
     return torch.load(out / "final_model.pt")
+
+
+def test_the_lines_of_the_readme_run(load):
+    """With as many clients and rounds as a fast test takes."""
+    lines = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    grid = InProcessGrid(load("clustered.client_app").app, 4, run_config=CONFIG)
+    names = {"grid": grid, "initial_arrays": ArrayRecord(load("quickstart.task").Net().state_dict())}
+    names["config"] = ConfigRecord({"lr": 0.1})
+    exec(lines.replace("clients=100", "clients=4").replace("rounds=20", "rounds=2"), names)
+    assert isinstance(names["app"], ClusteredClientApp)
+    assert 7.9 < names["certificate"]["epsilon"] <= 8
+    assert set(names["result"].arrays)
 
 
 def test_both_apps_run(load, tmp_path, capsys):
