@@ -9,6 +9,8 @@ LOCK   ?= requirements-dev.lock
 
 NEWEST       := build/newest
 TIER         ?= and not slow
+# `make test ROOM=guard` runs the tests of tests/guard alone.
+ROOM         ?=
 # Slow tests wait for the processes that they start, so there is one worker more than cores.
 SLOW_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FLOWER_TESTS := tests/flower tests/deploy tests/fuzz tests/engine tests/test_golden.py
@@ -27,10 +29,10 @@ demo: $(READY)
 	$(BIN)/coterie run
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not deployment'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not deployment' $(ROOM:%=tests/%)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m 'slow and not deployment'
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m 'slow and not deployment' $(ROOM:%=tests/%)
 
 test-all: test test-slow
 

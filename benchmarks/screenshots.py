@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import Browser  # noqa: E402  (tests is no package)
+from kit.browser import Browser  # noqa: E402  (tests is no package)
 
 WIDTH = 1080
 SWEEP = ("strategy=ifca,fedavg", "rounds=30", "evaluate-every=3")

@@ -1,11 +1,14 @@
 import functools
 import gc
 import os
+import random
+import secrets
 import shutil
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Before torch is loaded, as the command does: threads that spin make a loaded machine ten times slower.
@@ -33,6 +36,52 @@ def no_waiting_for_disks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", os.fstat)  # what is no open file is still an error
         yield
+
+
+class _PinnedSecrets:
+    """What a process draws from the operating system, drawn from one seed for each test and each fixture.
+
+    Runs without a seed are the certified ones, and what they release is noisy: without this, an assertion on it would
+    fail once in so many suites. With it, a test passes always or never. TEST_SEED draws other noise. Keys of OpenSSL
+    and processes that tests start draw real secrets: no figure may depend on them by more than its bound allows.
+    """
+
+    def __init__(self, patched):
+        self._source, self._numbers = random.Random(), np.random.default_rng
+        patched.setattr(secrets, "randbits", self._source.getrandbits)
+        patched.setattr(secrets, "randbelow", self._source.randrange)
+        patched.setattr(secrets, "token_bytes", lambda size=32: self._source.randbytes(size))
+        patched.setattr(secrets, "token_hex", lambda size=32: self._source.randbytes(size).hex())
+        patched.setattr(np.random, "default_rng", self._seeded)
+
+    def restart(self, name):
+        """Begin with the seed of a test or a fixture."""
+        self._source.seed(f"{os.environ.get('TEST_SEED', '0')} {name}")
+        random.seed(self._source.getrandbits(64))
+        np.random.seed(self._source.getrandbits(32))
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(self._source.getrandbits(62))
+
+    def _seeded(self, seed=None):
+        return self._numbers(self._source.getrandbits(128) if seed is None else seed)
+
+
+_PINNED = pytest.StashKey[_PinnedSecrets]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pinned_secrets(request):
+    """No test fails by chance."""
+    with pytest.MonkeyPatch.context() as patched:
+        request.config.stash[_PINNED] = _PinnedSecrets(patched)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    if _PINNED in request.config.stash:
+        request.config.stash[_PINNED].restart(f"{request.node.nodeid} {fixturedef.argname} {request.param_index}")
+    return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +185,7 @@ _CPU_SECONDS = 20.0
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Fail a test that is too slow for ``make test``; CPU time does not depend on what else the machine does."""
+    item.config.stash[_PINNED].restart(item.nodeid)
     began = time.process_time()
     result = yield
     taken = time.process_time() - began

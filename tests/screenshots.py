@@ -20,12 +20,12 @@ from PIL import Image
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "report")]  # as pytest does
 
-import sealed  # noqa: E402
 import test_comparison  # noqa: E402
 import test_evidence  # noqa: E402
 import test_record_pages  # noqa: E402
 import test_report  # noqa: E402
-from browser import Browser  # noqa: E402
+from kit import sealed  # noqa: E402
+from kit.browser import Browser  # noqa: E402
 
 from coterie.deploy.operator_keys import operator_fingerprint  # noqa: E402
 from coterie.privacy import certificate  # noqa: E402

@@ -11,8 +11,8 @@ import signal
 import sys
 
 import pytest
-from commands import assert_refused, document, settings
-from forging import rewrite_ledger
+from kit.commands import assert_refused, document, settings
+from kit.forging import rewrite_ledger
 from safetensors import safe_open
 from safetensors.numpy import save_file
 

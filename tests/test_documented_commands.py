@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from documented import ROOT, commands_of, hook
+from kit.documented import ROOT, commands_of, hook
 
 from coterie.strategies.registry import STRATEGIES
 

@@ -6,7 +6,7 @@ import subprocess
 import sysconfig
 
 import pytest
-from documented import ROOT, commands_of
+from kit.documented import ROOT, commands_of
 
 _NOT_IN_A_CHECKOUT = (".git", ".venv", "build", "dist", "runs", "__pycache__", "*.egg-info", ".*_cache")
 

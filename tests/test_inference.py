@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from commands import assert_refused, document
+from kit.commands import assert_refused, document
+from kit.site_tables import AGE, SEX
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from site_tables import AGE, SEX
 from sklearn.datasets import load_digits
 
 import coterie as package

@@ -10,8 +10,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from commands import document
 from flwr.supercore.logger import ConsoleHandler
+from kit.commands import document
 
 from coterie import logs
 from coterie.cli.status import _progress

@@ -3,7 +3,6 @@
 import ast
 from functools import cache
 
-import pytest
 from mutations import MUTATIONS, ROOT
 
 
@@ -12,13 +11,22 @@ def functions_of(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_the_line_occurs_once_and_the_test_exists(mutation):
+def problems(mutation):
+    """What is wrong with an entry of the list."""
     source = (ROOT / mutation.file).read_text()
-    assert source.count(mutation.old) == 1
-    ast.parse(source.replace(mutation.old, mutation.new))
+    if source.count(mutation.old) != 1:
+        yield f"{mutation.file} has the line {source.count(mutation.old)} times"
+    try:
+        ast.parse(source.replace(mutation.old, mutation.new))
+    except SyntaxError as error:
+        yield f"{mutation.new} is no Python: {error}"
     file, _, name = mutation.test.partition("::")
-    assert name in functions_of(ROOT / file)
+    if name not in functions_of(ROOT / file):
+        yield f"{mutation.test} is no test"
+
+
+def test_each_line_occurs_once_and_each_test_exists():
+    assert {mutation.name: found for mutation in MUTATIONS if (found := list(problems(mutation)))} == {}
 
 
 def test_names_are_unique():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commands import assert_refused
+from kit.commands import assert_refused
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,

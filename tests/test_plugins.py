@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import plugged
 import pytest
-from toys import trained
+from kit.toys import trained
 
 from coterie.clustering.clusterers import cluster
 from coterie.datasets import load
@@ -52,9 +52,9 @@ halves = plugged:halves
 [coterie.features]
 flip = plugged:flip
 [coterie.datasets]
-my-blobs = toys:blobs
+my-blobs = kit.toys:blobs
 [coterie.models]
-my-chain = toys:chain
+my-chain = kit.toys:chain
 """
 
 

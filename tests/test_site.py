@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import odds
 import pytest
-from browser import BROKEN_WORDS, CHROMIUM, Browser
-from documented import ROOT, hook
+from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
+from kit.documented import ROOT, hook
 
 from coterie.strategies.registry import STRATEGIES
 

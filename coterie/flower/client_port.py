@@ -230,6 +230,7 @@ class Gate:
         self._in_all = asyncio.Semaphore(IN_ALL)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass a request on to ``app`` where a node may make it now, or refuse it."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         key = b""
         try:

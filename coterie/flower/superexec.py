@@ -205,6 +205,7 @@ class Pace:
         self._latest = -math.inf
 
     def __call__(self, seconds: float) -> None:
+        """Sleep for what is left of ``seconds``."""
         time.sleep(max(0.0, self._latest + seconds - time.monotonic()))
         self._latest = time.monotonic()
 

@@ -53,7 +53,7 @@ def test_labels_of_attackers_are_flipped_for_a_while_and_no_test_data():
 def moved(attackers, scale, aggregator=None):
     """(models, result) of a round of eight toy clients, of which group 0 moves up; labels are equal."""
     layout, config = Layout(("output.weight", "output.bias"), ((2, 1), (2,))), RunConfig({})
-    sent = {**config.for_clients(), "dataset": "toys:pixels", "shift": "none", "groups": "1", "clients": 8}
+    sent = {**config.for_clients(), "dataset": "kit.toys:pixels", "shift": "none", "groups": "1", "clients": 8}
     sent |= {"model": "linear", "samples-per-client": 5, "local-epochs": 1, "batch-size": 5, "seed": 0}
     plan = NoPrivacy(clients=8, num_clusters=1, sampling_rate=1.0, rounds=1)
     options = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from commands import assert_refused, document
+from kit.commands import assert_refused, document
 
 from coterie.bench.sweep import seeds_of, sweep
 from coterie.bench.table import BenchError

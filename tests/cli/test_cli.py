@@ -10,7 +10,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from commands import TINY, assert_refused, document, lines, settings, tree
+from kit.commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS

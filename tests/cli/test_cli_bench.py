@@ -4,7 +4,7 @@ import io
 from importlib import import_module
 
 import pytest
-from commands import assert_refused, document
+from kit.commands import assert_refused, document
 from rich.console import Console
 
 from coterie.bench.table import table_names

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from commands import assert_refused, document
+from kit.commands import assert_refused, document
+from kit.site_tables import AGE, OUTCOME
 from PIL import Image
-from site_tables import AGE, OUTCOME
 
 SCHEMA = "version = 1\n" + OUTCOME + AGE + 'missing = "mean"\n'
 GOOD = ["50;alive", "40;dead", ";dead", "120;dead"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from servers import until
+from kit.servers import until
 
 from coterie.deploy.trial import processes_of
 from coterie.privacy import read_ledger

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from commands import assert_refused, document, settings, tree
-from forging import rewrite_ledger
+from kit.commands import assert_refused, document, settings, tree
+from kit.forging import rewrite_ledger
 
 from coterie.privacy import (
     Event,

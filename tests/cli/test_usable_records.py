@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import document
+from kit.commands import document
+from kit.site_tables import AGE, OUTCOME, SEX
 from PIL import Image
-from site_tables import AGE, OUTCOME, SEX
 
 from coterie.cli.client import _report
 from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report

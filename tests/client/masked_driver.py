@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from masked_sites import Hidden, Server, Sites, plan_of
+from kit.masked_sites import Hidden, Server, Sites, plan_of
 
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import create

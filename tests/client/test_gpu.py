@@ -10,7 +10,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from tiers import mark_slow
+from kit.tiers import mark_slow
 from torch import nn
 
 from coterie import models as networks

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from masked_sites import CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
+from kit.masked_sites import CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
 from test_hostile_server import CENTROIDS, GAN, LABEL, drawn_gan, plans
 
 from coterie.client.handlers import HANDLERS

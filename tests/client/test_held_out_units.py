@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
-from commands import assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
-from site_tables import settings_on, simulated
+from kit.commands import assert_refused
+from kit.site_tables import settings_on, simulated
 
 from coterie.client import record_level
 from coterie.datasets import TableSchema, Units, facts, own_shard

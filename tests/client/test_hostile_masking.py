@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
-from masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Hidden, Server, Sites, plan_of
+from kit.masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Hidden, Server, Sites, plan_of
 
 from coterie.client import masked_rounds, masking_keys, round_state
 from coterie.client.masking_keys import MaskingKeys, simulated_keys

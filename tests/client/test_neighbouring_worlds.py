@@ -15,11 +15,11 @@ import shutil
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from masked_sites import Server, Sites, plan_of
+from kit.masked_sites import Server, Sites, plan_of
+from kit.two_worlds import CLOCKS, LEVEL, Randomness, differing, distance, outputs_of, sizes_of
 from test_hostile_server import WORLDS as RECORDS
 from test_reply_sizes import KINDS, LABELLED, node_of
 from test_reply_sizes import worlds as clients_of_any_size
-from two_worlds import CLOCKS, LEVEL, Randomness, differing, distance, outputs_of, sizes_of
 
 from coterie.client.app import app
 from coterie.client.state import ClientError

@@ -163,22 +163,22 @@ def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monke
 
 
 def test_a_server_chooses_no_code_to_import():
-    content, layout = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
+    content, layout = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels")
     with pytest.raises(
-        ClientError, match="client 0 rejects the request: dataset = 'toys:pixels' names code chosen by the server"
+        ClientError, match=r"client 0 rejects the request: dataset = 'kit.toys:pixels' names code chosen by the server"
     ):
         ask(content)
-    with pytest.raises(ClientError, match="dataset = 'toys:pixels' names code"):
-        ask(content, code="toys:blobs toys:pixel")
-    assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
+    with pytest.raises(ClientError, match=r"dataset = 'kit.toys:pixels' names code"):
+        ask(content, code="kit.toys:blobs kit.toys:pixel")
+    assert np.any(update(ask(content, code="kit.toys:blobs kit.toys:pixels"), layout))
     for key in ("model", "features", "optimizer", "scheduler", "loss", "trainer", "choose"):
         for code in ("no_such_module:make", "an-entry-point"):
-            wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
+            wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels")
             wrong["config"][key] = code
             with pytest.raises(ClientError, match=f"{key} = '{code}' names code"):
-                ask(wrong, code="toys:pixels toys:chain")
-    allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels", features="plugged:flip")
-    assert np.any(update(ask(allowed, code="toys:pixels plugged:flip"), layout))
+                ask(wrong, code="kit.toys:pixels kit.toys:chain")
+    allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels", features="plugged:flip")
+    assert np.any(update(ask(allowed, code="kit.toys:pixels plugged:flip"), layout))
 
 
 def test_a_client_takes_public_parameters_from_its_own_file_alone(folder, tmp_path, caplog):

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from site_tables import AGE, OUTCOME, SEX
+from kit.site_tables import AGE, OUTCOME, SEX
 
 from coterie.client.app import app
 from coterie.client.handlers import handle

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-import toys
 from flwr.app import ConfigRecord, RecordDict
+from kit import toys
 
 from coterie.client import gan_training as gans
 from coterie.client import points, record_level
@@ -24,7 +24,7 @@ from coterie.wire.messages import Layout, PointsSpec, pack_models, read_points
 
 SETTINGS = {
     "strategy": "ppfc-gan",
-    "dataset": "toys:blobs",
+    "dataset": "kit.toys:blobs",
     "clients": 4,
     "clusters": 3,
     "local-epochs": 1,
@@ -120,7 +120,7 @@ def test_records_out_of_range_are_clamped_and_the_log_of_the_client_says_so(tmp_
         {"gan": "gan-pendigits", "samples": 0} if verb == "train.gan" else {"local": "k-means", "local-centroids": 1}
     )
     models = None if verb == "train.gan" else NOTHING
-    (answer,) = ask(verb, question(tmp_path, models, {"dataset": "toys:far"}, **of_verb), [1])
+    (answer,) = ask(verb, question(tmp_path, models, {"dataset": "kit.toys:far"}, **of_verb), [1])
     assert np.abs(read(answer, 1)).max() <= 1
     assert "client 1: 100 % of the features lie outside [-1, 1] and are clamped" in caplog.text
 
@@ -133,7 +133,7 @@ def test_points_of_any_range_lie_inside_as_the_server_sees_it(tmp_path, bound):
         ("train.centroids", NOTHING, {"local": "k-means", "local-centroids": 8}),
     ):
         (answer,) = ask(
-            verb, question(tmp_path, models, {"dataset": "toys:far"}, **of_verb, **{"feature-range": bound}), [1]
+            verb, question(tmp_path, models, {"dataset": "kit.toys:far"}, **of_verb, **{"feature-range": bound}), [1]
         )
         read_points(answer, client_id=1, round=1, expected=PointsSpec((4,), 100, low=-bound, high=bound))
 

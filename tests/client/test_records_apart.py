@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mixing_networks import APART, IMAGES, MIXING, TOKENS, VECTORS, FirstBatch, Net
+from kit.mixing_networks import APART, IMAGES, MIXING, TOKENS, VECTORS, FirstBatch, Net
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy

@@ -8,8 +8,8 @@ import stat
 
 import numpy as np
 import pytest
+from kit.site_tables import AGE, OUTCOME
 from PIL import Image
-from site_tables import AGE, OUTCOME
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_records import EmptySiteError

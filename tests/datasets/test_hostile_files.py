@@ -13,8 +13,8 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from kit.tiers import mark_slow
 from PIL import Image
-from tiers import mark_slow
 
 from coterie.datasets import DataError, own_shard
 

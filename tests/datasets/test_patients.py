@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from commands import assert_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.commands import assert_refused
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from site_tables import AGE, OUTCOME, SEX
+from kit.site_tables import AGE, OUTCOME, SEX
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.table_cells import Notation

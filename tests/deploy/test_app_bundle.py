@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from apps import app_folder, fab_of
-from commands import assert_refused, document
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.task_identity import TaskIdentity
-from servers import free_port, open_port, running, until
+from kit.apps import app_folder, fab_of
+from kit.commands import assert_refused, document
+from kit.servers import free_port, open_port, running, until
 
 from coterie import __version__
 from coterie.deploy.app_bundle import bundle

@@ -7,11 +7,11 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from commands import assert_refused, document, tree
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import verification
+from kit.commands import assert_refused, document, tree
 
 from coterie.deploy.certificates import add_nodes, create, renew_server
 from coterie.deploy.errors import DeployError

@@ -14,12 +14,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from commands import assert_refused, tree
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from servers import free_port, listening, open_port, running, tls, until
+from kit.commands import assert_refused, tree
+from kit.servers import free_port, listening, open_port, running, tls, until
 
 from coterie.client.masking_keys import MaskingKeys
 from coterie.datasets import DataError, DataReport, LeftOut, Loss

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 
 import pytest
-from commands import assert_refused, tree
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+from kit.commands import assert_refused, tree
 
 from coterie.deploy.certificates import create
 from coterie.deploy.errors import DeployError

@@ -6,10 +6,10 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from apps import app_folder
-from commands import assert_refused, document, tree
 from cryptography import x509
 from cryptography.x509 import verification
+from kit.apps import app_folder
+from kit.commands import assert_refused, document, tree
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks

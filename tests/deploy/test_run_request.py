@@ -7,8 +7,8 @@ import tomllib
 from datetime import datetime, timedelta
 
 import pytest
-from apps import app_folder
-from commands import assert_refused, document
+from kit.apps import app_folder
+from kit.commands import assert_refused, document
 
 from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.deploy.errors import DeployError

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from servers import free_port, open_port, running, until
+from kit.servers import free_port, open_port, running, until
 
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import add_submitter, create, state_app

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from documented import ROOT
+from kit.documented import ROOT
 
 ROWS = [
     line.strip("|").split(" | ")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from documented import ROOT
-from servers import free_port, open_port, running, until
+from kit.documented import ROOT
+from kit.servers import free_port, open_port, running, until
 
 from coterie.flower.status import register_nodes
 from coterie.privacy import ClientLedger, Event, LedgerError

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import lines
-from documented import ROOT, commands_of
-from servers import free_port, open_port, running, until
+from kit.commands import lines
+from kit.documented import ROOT, commands_of
+from kit.servers import free_port, open_port, running, until
 
 BIN = Path(sys.executable).parent
 

@@ -5,9 +5,9 @@ import json
 import grpc
 import pytest
 from stack import ROOT, Stack, docker
+from tests.strangers import LARGE, attack, send
 
 from coterie.deploy.transport import nodes_speak_http
-from tests.strangers import LARGE, attack, send
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 

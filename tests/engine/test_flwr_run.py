@@ -7,8 +7,8 @@ import tomllib
 import numpy as np
 import pytest
 import tomli_w
+from kit.superlinks import ROOT, flwr, latest, simulating_superlink
 from safetensors.numpy import load_file
-from superlinks import ROOT, flwr, latest, simulating_superlink
 
 from coterie.fields.settings import flat, nested
 from coterie.server.config import SETTINGS

@@ -116,7 +116,7 @@ def test_replies_name_the_message_that_they_answer():
 
 def test_failing_clients_become_error_replies():
     content, _ = question()
-    content["config"]["dataset"] = "toys:broken"
+    content["config"]["dataset"] = "kit.toys:broken"
     replies = ask(LocalGrid(12), content)
     assert len(replies) == 12
     assert all(r.has_error() and "the disk is gone" in r.error.reason for r in replies)
@@ -160,7 +160,7 @@ def test_data_that_cannot_be_loaded_fail_their_client_alone(workers, tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
     deadly = {"x": np.full((10, 2), -9.0, np.float32), "y": np.arange(10) % 2}
-    content, _ = own_data(tmp_path, {1: deadly}, model="toys:deadly")
+    content, _ = own_data(tmp_path, {1: deadly}, model="kit.toys:deadly")
     grid = LocalGrid(6, workers=2)
     try:
         for _ in range(2):  # the engine answers further rounds too
@@ -308,7 +308,7 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_clients_tell_reaches_the_watcher(workers):
     content, _ = question()
-    talking = {"dataset": "toys:talking", "labels": 2, "encoder": "none", "release-counts": False}
+    talking = {"dataset": "kit.toys:talking", "labels": 2, "encoder": "none", "release-counts": False}
     content["config"] = ConfigRecord({**content["config"], **talking})
     heard = []
     grid = LocalGrid(12, workers, heard.append)
@@ -322,7 +322,7 @@ def test_what_clients_tell_reaches_the_watcher(workers):
 
 
 def points_question(verb):
-    settings = {"dataset": "toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "non-iid-level": 0}
+    settings = {"dataset": "kit.toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "non-iid-level": 0}
     config = RunConfig({"strategy": "ppfc-gan", "clusters": 3, **settings}).for_clients()
     asked = {"labels": 3, "local": "k-means", "local-centroids": 2}
     asked |= {"gan": "gan-pendigits", "samples": 4, "average": 0.9, "precision": "float32", "feature-range": 1.0}

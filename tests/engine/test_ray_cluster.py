@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-import ray_nodes
-import toys
+from kit import ray_nodes, toys
+from kit.servers import until
 from safetensors.numpy import load_file
-from servers import until
 
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import EngineError, ray_workers
@@ -21,7 +20,7 @@ from coterie.server import RunConfig, RunFolder, run
 
 CLIENTS = 12
 SETTINGS = {
-    "dataset": "toys:noted",
+    "dataset": "kit.toys:noted",
     "clients": CLIENTS,
     "groups": "1",
     "shift": "none",
@@ -134,7 +133,7 @@ def test_a_node_that_dies_costs_no_reply(fragile, tmp_path):
             threading.Timer(1.0, fragile.kill, ["other"]).start()  # a client takes longer
 
     clients = 8  # each of which the model makes wait
-    slow = {"strategy": "fedavg", "model": "toys:slow", "local-epochs": 5, "rounds": 4, "clients": clients}
+    slow = {"strategy": "fedavg", "model": "kit.toys:slow", "local-epochs": 5, "rounds": 4, "clients": clients}
     _, records = on_cluster(fragile, tmp_path / "run", {**SETTINGS, **slow}, on_metrics)
     accepted = [record.replies["accepted"] for record in records]
     assert accepted == [clients] * 4  # those on the node that died reply again
@@ -149,7 +148,14 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
         x = np.full((5, 2), -9 if client == 3 else client, np.float32)
         np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
-    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 6}
+    settings = {
+        **SETTINGS,
+        **own,
+        "samples-per-client": 0,
+        "strategy": "fedavg",
+        "model": "kit.toys:deadly",
+        "rounds": 6,
+    }
     del settings["groups"], settings["shift"]
     _, records = on_cluster(cluster, tmp_path / "run", settings)
     assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores

@@ -133,7 +133,7 @@ def test_a_client_that_fails_leaves_the_sums_of_the_others(tmp_path):
         rng = np.random.default_rng(client)
         x = np.full((10, 2), -9.0, np.float32) if client == 1 else rng.standard_normal((10, 2)).astype(np.float32)
         np.savez(tmp_path / f"client-{client}.npz", x=x, y=np.arange(10) % 2)
-    given = settings(strategy="fedavg", dataset="own", clients=6, model="toys:deadly", rounds=1, evaluate="off")
+    given = settings(strategy="fedavg", dataset="own", clients=6, model="kit.toys:deadly", rounds=1, evaluate="off")
     given |= {"input-shape": "2", "num-classes": 2, "data-dir": str(tmp_path), "sampling-rate": 1.0, "groups": "1"}
     given |= {"shift": "none", "samples-per-client": 0, "privacy-unit": "none"}
     grid = Counting(6, workers=2)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from superlinks import ROOT, flwr, latest, simulating_superlink
+from kit.superlinks import ROOT, flwr, latest, simulating_superlink
 
 from coterie.guard import certificate
 from coterie.privacy import Event, epsilon

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import assert_refused, document, tree
-from servers import free_port, listening, open_port, running, tls, until
+from kit.commands import assert_refused, document, tree
+from kit.servers import free_port, listening, open_port, running, tls, until
 
 from coterie.deploy.certificates import create
 from coterie.flower.status import Node, Run, Status

@@ -16,6 +16,8 @@ import flwr.proto
 import grpc
 import pytest
 from flwr.supercore import date
+from tests.servers import free_port, running, until
+from tests.strangers import attack, send, send_over_grpc
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
@@ -23,8 +25,6 @@ from coterie.deploy.node import NodeConfig
 from coterie.deploy.transport import nodes_speak_http
 from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
-from tests.servers import free_port, running, until
-from tests.strangers import attack, send, send_over_grpc
 
 BIN = Path(sys.executable).parent
 # Megabytes by which the memory of a SuperLink may grow while strangers attack; messages of 300 MB grew it by 1,650.

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from apps import app_folder, fab_of
+from kit.apps import app_folder, fab_of
 
 from coterie.deploy.edge import SUPEREXEC
 from coterie.flower import superexec

@@ -33,7 +33,7 @@ CLIENTS = 8
 INTRODUCTION, TRAINING, EVALUATION = "identity_reply", "training", "evaluation"
 
 _BASE = {
-    "dataset": "toys:pixels",
+    "dataset": "kit.toys:pixels",
     "model": "linear",
     "shift": "label-shift",
     "clients": CLIENTS,
@@ -58,9 +58,9 @@ _NOISE = {"noise-multiplier": 0.5, "epsilon": 1e9, "delta": 0.01, "accountant": 
 _CLIENT = {**_NOISE, "privacy-unit": "client", "clip-norm": 0.3, "divisor": "fixed"}
 _RR_SLOT, _PAPER = {**_CLIENT, "mechanism": "rr-slot"}, {**_CLIENT, "mechanism": "paper", "accountant": "auto"}
 _RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
-_ONE, _CHAIN = {"clusters": 1}, {"model": "toys:chain", "clusters": 1}
+_ONE, _CHAIN = {"clusters": 1}, {"model": "kit.toys:chain", "clusters": 1}
 _BLOBS = {
-    "dataset": "toys:blobs",
+    "dataset": "kit.toys:blobs",
     "shift": "none",
     "groups": "1",
     "non-iid-level": 0,

@@ -26,7 +26,7 @@ from coterie.server.config import combined
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 sys.path.append(str(ROOT / "tests" / "deploy"))
 
-from servers import fleet_connection, free_port, open_port, running, until  # noqa: E402
+from kit.servers import fleet_connection, free_port, open_port, running, until  # noqa: E402
 
 from coterie.client.app import app  # noqa: E402
 from coterie.deploy.certificates import create  # noqa: E402

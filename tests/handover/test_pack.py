@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import sealed
-from commands import assert_refused, document, tree
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from kit import sealed
+from kit.commands import assert_refused, document, tree
 
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
 from coterie.privacy.accountants import gaussian_delta

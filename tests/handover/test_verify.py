@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import sealed
-from commands import document
-from forging import rewrite_ledger
+from kit import sealed
+from kit.commands import document
+from kit.forging import rewrite_ledger
 
 from coterie.privacy import PLANS, Banded
 from coterie.report.handover import verify

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.utils.prune
-from commands import assert_refused
+from kit.commands import assert_refused
 from torch import nn
 
 from coterie.models import ModelError, check_network

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from mixing_networks import APART, FOUND_BY_OUTPUTS, FirstBatch, Net
-from tiers import mark_slow
+from kit.mixing_networks import APART, FOUND_BY_OUTPUTS, FirstBatch, Net
+from kit.tiers import mark_slow
 from torch import nn
 
 from coterie.models import FEATURES, MODELS, ModelError, build, checks, features, initialise

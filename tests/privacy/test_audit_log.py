@@ -5,7 +5,7 @@ import multiprocessing
 import os
 
 import pytest
-from commands import document
+from kit.commands import document
 
 from coterie.privacy.audit_log import AuditLog, read_audit_log
 from coterie.privacy.ledger import LedgerError

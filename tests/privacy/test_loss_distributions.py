@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as pld
-from tiers import mark_slow
+from kit.tiers import mark_slow
 
 from coterie.privacy.accountants import Event, _symmetrised_pld
 from coterie.privacy.loss_distributions import on_arrays, poisson_gaussian

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 
 import pytest
-import sealed
-from commands import assert_refused, document
+from kit import sealed
+from kit.commands import assert_refused, document
 
 from coterie.files import FileError
 from coterie.privacy.manifest import manifest_problems, read_manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 import axe_core_python
 import numpy as np
 import pytest
-from browser import BROKEN_WORDS, CHROMIUM, Browser
+from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
 from PIL import Image
 from screenshots import KINDS, TOLERANCE, WIDTHS, difference, golden, make_page, thumbnail
 

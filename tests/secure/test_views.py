@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from tiers import mark_slow
+from kit.tiers import mark_slow
 
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, NoiseLayers, SecureError
 from coterie.privacy.secure_aggregation.keys import is_signed

@@ -21,7 +21,7 @@ from flwr.app import Error, Message
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
-from masked_sites import CLASSES, CLUSTERS, Sites
+from kit.masked_sites import CLASSES, CLUSTERS, Sites
 
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import create

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from commands import assert_refused
+from kit.commands import assert_refused
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file

@@ -5,8 +5,8 @@ import tomllib
 
 import numpy as np
 import pytest
-from commands import tree
-from run_folders import model, privacy, run_in
+from kit.commands import tree
+from kit.run_folders import model, privacy, run_in
 
 from coterie.client.handlers import HANDLERS
 from coterie.engine.in_process import LocalGrid

@@ -9,10 +9,10 @@ import urllib.request
 from socketserver import BaseServer
 
 import pytest
-from commands import TINY
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
+from kit.commands import TINY
 
 from coterie.engine.in_process import LocalGrid
 from coterie.flower.run_log import read_progress

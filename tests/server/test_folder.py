@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tomli_w
-from commands import lines
+from kit.commands import lines
 from safetensors import safe_open
 from safetensors.numpy import load_file
 

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from run_folders import run_in
+from kit.run_folders import run_in
 
 from coterie.privacy import certificate, read_ledger
 from coterie.server import RunConfig, RunFolder

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from flwr.common.serde import recorddict_to_proto
-from tiers import mark_slow
+from kit.tiers import mark_slow
 
 from coterie.client.handlers import handle
 from coterie.client.state import ClientError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kill_drivers import summary_of
+from kit.kill_drivers import summary_of
 
 
 @pytest.mark.slow

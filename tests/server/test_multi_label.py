@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import assert_refused, document
-from site_tables import rows_of, settings_on, simulated
+from kit.commands import assert_refused, document
+from kit.site_tables import rows_of, settings_on, simulated
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table

@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 import pytest
+from kit.two_worlds import Randomness, differing
 from safetensors import safe_open
-from two_worlds import Randomness, differing
 
 from coterie.datasets import own_shard
 from coterie.engine.in_process import LocalGrid

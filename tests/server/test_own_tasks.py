@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from commands import assert_refused, document
+from kit.commands import assert_refused, document
+from kit.site_tables import rows_of
 from PIL import Image
-from site_tables import rows_of
 
 from coterie.datasets import DataError, Declared, describe, facts, local_records, report
 from coterie.datasets.own import own_task

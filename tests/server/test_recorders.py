@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from commands import TINY, assert_refused, lines, settings
+from kit.commands import TINY, assert_refused, lines, settings
 
 from coterie.engine.in_process import LocalGrid
 from coterie.server import ConfigError, RunConfig, RunFolder, recorders, run

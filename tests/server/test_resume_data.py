@@ -7,10 +7,10 @@ import stat
 
 import numpy as np
 import pytest
-from commands import tree
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
+from kit.commands import tree
 
 from coterie.datasets import DataError, own_federation
 from coterie.engine.in_process import LocalGrid

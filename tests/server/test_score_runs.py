@@ -1,6 +1,7 @@
 """Runs that release a histogram of scores: what is charged, stated, refused and continued."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from coterie.engine.in_process import LocalGrid
 from coterie.fields.settings import ConfigError
 from coterie.privacy import LedgerError, read_ledger
 from coterie.privacy.check import check, verified
-from coterie.privacy.score_histograms import CELLS
+from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_counts
+from coterie.rounds.score_estimates import estimate
 from coterie.server import RunConfig, RunFolder, planning, run
 from coterie.server.run_requests import terms_of
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
@@ -173,11 +175,15 @@ def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, stra
     assert stated["certified"]
     assert stated["epsilon"] <= 8
     assert check(header, charges, stated) == []
-    counts = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["score_histogram"]
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    counts, noise = last["score_histogram"], last["score_noise"]
     assert counts == [round(count) for count in counts]
-    assert 40 < sum(counts) < 110  # about a fifth of 360 records
-    assert 0 < outcome["estimates"]["roc_auc"] <= 1
-    assert 0.2 < outcome["accuracy"] <= 1
+    assert noise == pytest.approx([deviation_of_counts([4.0] * 6)] * 2)
+    # The noise in 64 cells of 6 clients has a standard deviation of 3.8; it is above 40 with a probability below 1e-17.
+    assert 72 - 40 < sum(counts) < 72 + 40  # a fifth of 360 records
+    histogram = ScoreHistogram(np.reshape(counts, (2, BINS)), np.array(noise))
+    assert outcome["accuracy"] == histogram.accuracy
+    assert outcome["estimates"] == json.loads(json.dumps(asdict(estimate(histogram))))
 
 
 @pytest.mark.parametrize(

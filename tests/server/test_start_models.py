@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from commands import tree
-from run_folders import model, privacy, run_in
+from kit.commands import tree
+from kit.run_folders import model, privacy, run_in
 
 import coterie.privacy
 from coterie.engine.in_process import LocalGrid

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import document
-from site_tables import rows_of, settings_on, simulated
+from kit.commands import document
+from kit.site_tables import rows_of, settings_on, simulated
 
 from coterie import models as networks
 from coterie.client import dpsgd

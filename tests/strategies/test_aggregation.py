@@ -9,9 +9,9 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from kit.toys import UP
 from scipy.stats import trim_mean
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
-from toys import UP
 
 from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
 from coterie.rounds import aggregation

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from toys import UP, Correlated
+from kit.toys import UP, Correlated
 
 from coterie.engine.in_process import LocalGrid
 from coterie.privacy import (

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from toys import strategy_of
+from kit.toys import strategy_of
 
 from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, Streams

@@ -7,7 +7,7 @@ and the way out.
 from contextlib import closing
 
 import pytest
-from tiers import mark_slow
+from kit.tiers import mark_slow
 
 from coterie.fields.settings import ConfigError
 from coterie.report.page import write_report
@@ -15,8 +15,8 @@ from coterie.server import RunConfig, RunFolder
 from coterie.server.simulate import prepare, simulate
 from coterie.strategies.registry import STRATEGIES
 
-TOY = {"dataset": "toys:pixels", "model": "linear", "rounds": 3, "local-epochs": 1, "shift": "label-shift"}
-POINTS = {"dataset": "toys:blobs"}
+TOY = {"dataset": "kit.toys:pixels", "model": "linear", "rounds": 3, "local-epochs": 1, "shift": "label-shift"}
+POINTS = {"dataset": "kit.toys:blobs"}
 DATA = {
     **dict.fromkeys(STRATEGIES, TOY),
     "fedper": TOY | {"model": "mlp-32"},

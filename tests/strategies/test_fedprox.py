@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toys import trained
+from kit.toys import trained
 
 SMALL = {
     "clients": 8,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from kit.toys import UP, strategy_of
 from test_toy import CONFIG, plan, towards
 from test_toy import LAYOUT as PIXELS
-from toys import UP, strategy_of
 
 from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, Streams

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.toys import UP
 from test_toy import APART, plan, train
-from toys import UP
 
 from coterie.privacy import Joint, Streams
 from coterie.server import ConfigError, RunConfig

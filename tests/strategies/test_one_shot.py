@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-import toys
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from kit import toys
+from kit.toys import strategy_of
 from safetensors.numpy import load_file
-from toys import strategy_of
 
 from coterie.client import points as verbs
 from coterie.clustering import dcn, k_means
@@ -25,7 +25,7 @@ from coterie.wire.messages import pack_points
 CLIENTS = 10
 SETTINGS = {
     "strategy": "kfed",
-    "dataset": "toys:blobs",
+    "dataset": "kit.toys:blobs",
     "clients": CLIENTS,
     "clusters": 3,
     "non-iid-level": 0,
@@ -585,14 +585,14 @@ def test_limits_of_an_upload():
 
 @pytest.mark.parametrize("method", ["kfed", "ffcm", "ppfc-gan"])
 def test_defaults_are_the_paper_s(tmp_path, method):
-    config = RunConfig({"strategy": method, "dataset": "toys:blobs"})
+    config = RunConfig({"strategy": method, "dataset": "kit.toys:blobs"})
     expected = {"clusters": 10, "rounds": 1, "clients": 10, "groups": "1", "shift": "none", "non-iid-level": 0.5}
     expected |= {"evaluate-every": 1, "privacy-unit": "none", "sampling-rate": 1.0, "reseed-every": 0}
     if method == "ppfc-gan":
         expected |= {"local-epochs": 200, "batch-size": 64}
     assert {key: config[key] for key in expected} == expected
     named = {"clusters": 4, "clients": 80, "groups": "4", "evaluate-every": 5}  # as the demo has them
-    again = RunConfig({"strategy": method, "dataset": "toys:blobs", **named})
+    again = RunConfig({"strategy": method, "dataset": "kit.toys:blobs", **named})
     assert {key: again[key] for key in named} == named
     # A resumed run has the values that were stored, whatever today's defaults are.
     RunFolder.create(tmp_path / "run", again).close()

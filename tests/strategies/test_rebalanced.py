@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toys import trained
+from kit.toys import trained
 
 from coterie.privacy import Joint, NoPrivacy, RRSlot
 from coterie.rounds.run_state import StrategyError

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from kit.toys import UP, strategy_of
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
-from toys import UP, strategy_of
 
 from coterie.client.app import _handle
 from coterie.client.budget import spend

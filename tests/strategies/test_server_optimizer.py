@@ -8,9 +8,9 @@ import torch
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
-from run_folders import model, run_in
+from kit.run_folders import model, run_in
+from kit.toys import UP
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
-from toys import UP
 
 from coterie.fields import FieldError
 from coterie.privacy import Banded, Joint, RRSlot, Streams

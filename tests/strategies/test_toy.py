@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from toys import UP, strategy_of
+from kit.toys import UP, strategy_of
 
 from coterie.client.handlers import _assign
 from coterie.client.kept_states import KeptStates
@@ -25,7 +25,7 @@ from coterie.wire.messages import Layout, pack_models, read_reply, unpack_models
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
 CONFIG = ClientConfig(
-    data=DataSettings(dataset="toys:pixels", clients=CLIENTS, shift="label-shift", samples_per_client=5),
+    data=DataSettings(dataset="kit.toys:pixels", clients=CLIENTS, shift="label-shift", samples_per_client=5),
     training=TrainingSettings(model="linear", local_epochs=1, batch_size=5, lr=LR, device="cpu"),
     seed=0,
 ).to_record()
@@ -165,7 +165,7 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
     layout, start, expected, right = BY_HAND[name](setting)
     config = {**CONFIG, "clients-dir": str(tmp_path)}
     if name in ("fedper", "local"):
-        config["model"] = "toys:chain"
+        config["model"] = "kit.toys:chain"
     models, result, grid, _ = train(method, setting, start, layout=layout, config=config)
     np.testing.assert_allclose(models, expected, atol=tolerance(setting, k))
     accuracy = result.evaluate_metrics_clientapp[1]
@@ -189,7 +189,7 @@ def test_where_a_cluster_s_clients_agree_every_aggregator_moves_models_as_the_me
     k = 2 if method.clustered else 1
     setting = plan("none", k, rebalance_min=1 if method.clustered else 0)
     layout, start, expected, right = BY_HAND[name](setting)
-    config = {**CONFIG, "clients-dir": str(tmp_path), "model": "toys:chain" if name == "fedper" else "linear"}
+    config = {**CONFIG, "clients-dir": str(tmp_path), "model": "kit.toys:chain" if name == "fedper" else "linear"}
     robust = Aggregator(aggregator)
     models, result, _, _ = train(method, setting, start, layout=layout, config=config, aggregator=robust)
     np.testing.assert_allclose(models, expected, atol=1e-6)
@@ -250,7 +250,7 @@ def test_fedprox_draws_every_step_but_the_first_towards_the_start():
 
 
 def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
-    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    config = {**CONFIG, "model": "kit.toys:chain", "clients-dir": str(tmp_path)}
     layout, start, *_ = own_heads(None)
     first, *_ = train(FedPer, plan("none", 1), start, layout=layout, config=config)
     models, result, grid, _ = train(FedPer, plan("none", 1), first, layout=layout, config=config)  # a new process
@@ -275,7 +275,7 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
 
 def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_path):
     """Six clients of one group have no weight against two of the other, since nobody meets."""
-    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    config = {**CONFIG, "model": "kit.toys:chain", "clients-dir": str(tmp_path)}
     nothing = np.zeros((1, 0))
 
     def networks():
@@ -298,7 +298,7 @@ def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_
 
 def test_a_local_client_that_never_took_part_has_the_public_first_network(tmp_path):
     """The chain's head is zero at first: it calls everything 0, which is right for group 1."""
-    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    config = {**CONFIG, "model": "kit.toys:chain", "clients-dir": str(tmp_path)}
     setting = NoPrivacy(clients=CLIENTS, num_clusters=1, sampling_rate=1e-9, rounds=1)
     _, result, *_ = train(Local, setting, np.zeros((1, 0)), layout=Layout((), ()), config=config)
     assert result.evaluate_metrics_clientapp[1]["group_accuracy"] == [0.0, 1.0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def summary_of(driver, folder, kills=40):
     """What a driver says in its last line, as JSON."""
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, str(driver), str(folder), str(kills)],
         capture_output=True,

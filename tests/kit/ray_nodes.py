@@ -4,7 +4,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from servers import free_port, running, until
+from kit.servers import free_port, running, until
 
 RAY = Path(sys.executable).parent / "ray"
 

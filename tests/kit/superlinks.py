@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import ray_nodes
-from servers import free_port, open_port, running, until
+from kit import ray_nodes
+from kit.servers import free_port, open_port, running, until
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
 

@@ -1,0 +1,1 @@
+"""What rooms of tests share: toy federations, sites, keys, finished runs, servers, hostile peers."""
