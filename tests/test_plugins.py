@@ -229,7 +229,7 @@ def test_a_wrong_strategy_is_refused_without_torch(tmp_path):
 def test_every_kind_is_a_setting():
     kinds = {"strategy": "strategy", "data.dataset": "dataset", "training.model": "model"}
     kinds |= {"training.features": "features", "lcfl.clusterer": "clusterer"}
-    kinds |= {f"training.{kind}": kind for kind in ("optimizer", "scheduler", "loss", "trainer", "choose")}
+    kinds |= {f"training.{kind}": kind for kind in ("optimizer", "loss", "trainer")}
     from coterie.server import SETTINGS
 
     assert set(kinds.values()) == set(plugins.GROUPS)
