@@ -238,6 +238,15 @@ def test_every_kind_is_a_setting():
     assert "plugged:flip" not in FEATURES
 
 
+def test_a_strategy_with_a_hook_of_flower_is_refused_with_what_to_override(tmp_path, monkeypatch):
+    (tmp_path / "hooked.py").write_text(
+        "from coterie.strategies import FedAvg\n\nclass Mine(FedAvg):\n    def aggregate_train(self, *_): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="Mine overrides aggregate_train, which no run calls: override round"):
+        RunConfig({"strategy": "hooked:Mine"})
+
+
 def test_a_class_without_settings_of_its_own_needs_no_table():
     assert issubclass(plugged.NotRowWise, IFCA)
     assert plugged.NotRowWise.settings_class is Settings
