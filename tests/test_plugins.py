@@ -229,13 +229,22 @@ def test_a_wrong_strategy_is_refused_without_torch(tmp_path):
 def test_every_kind_is_a_setting():
     kinds = {"strategy": "strategy", "data.dataset": "dataset", "training.model": "model"}
     kinds |= {"training.features": "features", "lcfl.clusterer": "clusterer"}
-    kinds |= {f"training.{kind}": kind for kind in ("optimizer", "scheduler", "loss", "trainer", "choose")}
+    kinds |= {f"training.{kind}": kind for kind in ("optimizer", "loss", "trainer")}
     from coterie.server import SETTINGS
 
     assert set(kinds.values()) == set(plugins.GROUPS)
     for name, kind in kinds.items():
         assert SETTINGS[name].allowed.endswith(f"or {plugins.form(kind)}")
     assert "plugged:flip" not in FEATURES
+
+
+def test_a_strategy_with_a_hook_of_flower_is_refused_with_what_to_override(tmp_path, monkeypatch):
+    (tmp_path / "hooked.py").write_text(
+        "from coterie.strategies import FedAvg\n\nclass Mine(FedAvg):\n    def aggregate_train(self, *_): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="Mine overrides aggregate_train, which no run calls: override round"):
+        RunConfig({"strategy": "hooked:Mine"})
 
 
 def test_a_class_without_settings_of_its_own_needs_no_table():

@@ -223,9 +223,8 @@ class Backend:
                 anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
                 for value, anchor in zip(parameters.values(), anchors, strict=True):
                     value.copy_(anchor)
-            batches = schedule(rng, len(shard.y), config)
-            step = stepper(parameters.values(), anchors, config, len(batches))
-            for batch in batches:
+            step = stepper(parameters.values(), anchors, config)
+            for batch in schedule(rng, len(shard.y), config):
                 index = torch.as_tensor(batch, device=config.device)
                 loss = config.loss(model(x[index]), y[index]).mean()
                 step(torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True))

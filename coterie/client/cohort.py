@@ -21,7 +21,7 @@ from coterie.client.identity import Client
 from coterie.client.kept_states import KeptState
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
-from coterie.client.scores import losses, scores
+from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.client.training_plugins import TrainingPlugins
@@ -163,7 +163,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         batch_size = _FULL_BATCH if options.first_batch and not plans else local.batch_size
         precision = local.gpu_precision if device == "cuda" else "float32"
         for kind in local.plugins if plans else ():
-            raise RequestError(f"{kind}: {NOT_AT_RECORD_LEVEL[kind]}")
+            raise RequestError(f"{kind}: {NOT_AT_RECORD_LEVEL}")
         if "trainer" in local.plugins and options.penalty is not None:
             raise RequestError("trainer: another training loop than Coterie's knows nothing of a penalty")
         training = LocalTrainingConfig(
@@ -318,14 +318,10 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return self.layers.whole.flatten(networks.initialise(*self.model_spec, 0))
 
     def choose(self) -> Labels:
-        """Return the (n,) index of the model with the lowest score on each client's training data."""
+        """Return the (n,) index of the model with the lowest loss on each client's training data."""
         if len(self.models) == 1:
             return np.zeros(len(self.clients), np.int64)
-        local = self.local_training
-        if (score := local.plugins.score_of_model) is None:
-            return np.asarray(self.losses.argmin(axis=1))
-        own = scores(self.network, self.layers.whole, self.models, self.shards, local.device, score)
-        return np.asarray(own.argmin(axis=1))
+        return np.asarray(self.losses.argmin(axis=1))
 
     @cached_property
     def losses(self) -> npt.NDArray[np.float64]:
@@ -341,8 +337,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     @property
     def reports_losses(self) -> bool:
         """Whether to report training losses: always, except on a sample if no client chooses its model by them."""
-        by_loss = self.request.assign != "nearest" and self.local_training.plugins.score_of_model is None
-        return not self.samples_tests or (len(self.models) > 1 and by_loss)
+        return not self.samples_tests or (len(self.models) > 1 and self.request.assign != "nearest")
 
     def labels(self, chosen: Labels) -> Labels:
         """Return the clusters of the received models with these indices."""

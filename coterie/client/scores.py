@@ -57,26 +57,6 @@ def example_losses(
 
 
 @torch.no_grad()
-def scores(
-    model: nn.Module,
-    layout: Layout,
-    models: npt.NDArray[np.float32],
-    shards: Sequence[Shard],
-    device: str,
-    score: Callable[[Tensor, Tensor], float],
-) -> npt.NDArray[np.float64]:
-    """Return the (n, k) score of every model's outputs for every client's training data; inf for none."""
-    x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
-    ends = np.cumsum([len(shard.y) for shard in shards])[:-1]
-    result = np.full((len(shards), len(models)), np.inf)
-    for j, found in enumerate(_per_example(model, layout, models, x, y, device, lambda output, _: output)):
-        for i, rows in enumerate(np.split(found, ends)):
-            if len(rows):
-                result[i, j] = score(torch.tensor(rows, dtype=torch.float32), torch.tensor(shards[i].y))
-    return result
-
-
-@torch.no_grad()
 def outputs(
     model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], examples: Shard | TestSet, device: str = "cpu"
 ) -> list[npt.NDArray[np.float64]]:

@@ -77,7 +77,7 @@ def descend(
 
 
 def stepper(
-    values: Iterable[Tensor], anchors: Sequence[Tensor], config: LocalTrainingConfig, steps: int
+    values: Iterable[Tensor], anchors: Sequence[Tensor], config: LocalTrainingConfig
 ) -> Callable[[Sequence[Tensor]], None]:
     """Return a function that takes the next step of one client, given the gradients of the loss.
 
@@ -85,12 +85,11 @@ def stepper(
         values: parameters, changed in place.
         anchors: parameters before the first step.
         config: hyper-parameters.
-        steps: of the round.
     """
     values, plugins = list(values), config.plugins
-    if (plugins.optimizer, plugins.scheduler) == (NO_PLUGINS.optimizer, NO_PLUGINS.scheduler):
+    if plugins.optimizer == NO_PLUGINS.optimizer:
         return lambda gradients: descend(values, gradients, anchors, config)
-    take = plugins.stepper(values, config.lr, steps)
+    take = plugins.stepper(values, config.lr)
 
     def step(gradients: Sequence[Tensor]) -> None:
         if config.penalty.weight:

@@ -1,14 +1,12 @@
-"""Objects of users in local training and in the choice of a cluster, by name (docs/extending.md has the contracts)."""
+"""Objects of users in local training, by name (docs/extending.md has the contracts)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,15 +15,9 @@ from coterie.models.settings import TrainingSettings
 from coterie.tasks import Task
 
 #: Positional arguments of the functions, or of the constructor, by setting.
-ARGUMENTS = {
-    "optimizer": ("parameters", "lr"),
-    "scheduler": ("step", "steps"),
-    "loss": ("outputs", "targets"),
-    "trainer": ("network",),
-    "choose": ("outputs", "targets"),
-}
+ARGUMENTS = {"optimizer": ("parameters", "lr"), "loss": ("outputs", "targets"), "trainer": ("network",)}
 _OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-_SGD, _CONSTANT, _DEFAULT, _LOSS = "sgd", "constant", "default", "loss"
+_SGD, _DEFAULT = "sgd", "default"
 
 
 @dataclass(frozen=True)
@@ -35,19 +27,13 @@ class TrainingPlugins:
     Attributes:
         optimizer: "sgd", "adam", "adamw", or a function of parameters and step size that returns a new
             ``torch.optim.Optimizer``.
-        scheduler: "constant", or a function of the step, from 0, and of the number of steps of a round, that returns
-            the factor of the step size, in [0, 1].
         loss: "default", or a function of (n, ...) outputs and (n,) targets that returns (n,) losses.
         trainer: "default", or a class with a training loop of its own (client/trainers.py).
-        choose: "loss", or a function of (n, ...) outputs and (n,) targets that returns a number, which is the lower the
-            better a model is for the client.
     """
 
     optimizer: str = _SGD
-    scheduler: str = _CONSTANT
     loss: str = _DEFAULT
     trainer: str = _DEFAULT
-    choose: str = _LOSS
 
     @classmethod
     def of(cls, training: TrainingSettings) -> TrainingPlugins:
@@ -58,13 +44,12 @@ class TrainingPlugins:
     def named(self) -> dict[str, str]:
         """Name of each object of users, by setting."""
         names = {kind: getattr(self, kind) for kind in ARGUMENTS}
-        own = dict.fromkeys(_OPTIMIZERS) | dict.fromkeys((_CONSTANT, _DEFAULT, _LOSS))
-        return {kind: name for kind, name in names.items() if name not in own}
+        return {kind: name for kind, name in names.items() if name not in (*_OPTIMIZERS, _DEFAULT)}
 
     @property
     def plain(self) -> bool:
-        """Whether a client takes steps of SGD of one size, on the mean of the default loss."""
-        return (self.optimizer, self.scheduler, self.loss, self.trainer) == (_SGD, _CONSTANT, _DEFAULT, _DEFAULT)
+        """Whether a client takes steps of SGD on the mean of the default loss."""
+        return self == NO_PLUGINS
 
     def loss_of_examples(self, task: Task) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss of every example: that of the task, unless users name another one."""
@@ -75,36 +60,22 @@ class TrainingPlugins:
         """The class with the training loop; None: Coterie's own."""
         return None if self.trainer == _DEFAULT else cast(type[Any], _load("trainer", self.trainer))
 
-    @property
-    def score_of_model(self) -> Callable[[Tensor, Tensor], float] | None:
-        """The score by which a client chooses a model: inf where the user's is not finite; None: the mean loss."""
-        if self.choose == _LOSS:
-            return None
-        return partial(_score, _load("choose", self.choose), f"choose '{self.choose}'")
-
-    def stepper(self, parameters: Iterable[Tensor], lr: float, steps: int) -> Callable[[Sequence[Tensor]], None]:
+    def stepper(self, parameters: Iterable[Tensor], lr: float) -> Callable[[Sequence[Tensor]], None]:
         """Return a function that takes the next step of a round, given the gradients.
 
         Args:
-            parameters: changed in place.
-            lr: step size.
-            steps: of the round.
+            parameters: Parameters, changed in place.
+            lr: Step size.
         """
         values = list(parameters)
         optimizer: Any = _OPTIMIZERS.get(self.optimizer) or _load("optimizer", self.optimizer)
         optimizer = optimizer(values, lr)
-        factor = None if self.scheduler == _CONSTANT else _load("scheduler", self.scheduler)
-        rates, done = [group["lr"] for group in optimizer.param_groups], 0
 
         def step(gradients: Sequence[Tensor]) -> None:
-            nonlocal done
             for value, gradient in zip(values, gradients, strict=True):
                 value.grad = gradient
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate if factor is None else rate * float(factor(done, steps))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            done += 1
 
         return step
 
@@ -122,7 +93,7 @@ class TrainingPlugins:
                 check_plugin(kind, _load(kind, name), task, f"{kind} '{name}'")
 
 
-#: Plain SGD, a constant step size, and the default loss.
+#: Plain SGD and the default loss.
 NO_PLUGINS = TrainingPlugins()
 
 
@@ -135,7 +106,7 @@ def check_plugin(kind: str, function: Callable[..., Any], task: Task, name: str)
     """Check a function against the contract of its kind, on random numbers.
 
     Args:
-        kind: "optimizer", "scheduler", "loss" or "choose".
+        kind: "optimizer" or "loss".
         function: the function.
         task: whose outputs and targets it is called with.
         name: how the message names the function.
@@ -176,19 +147,6 @@ def _optimizer_problem(function: Callable[..., Any], task: Task) -> str:
     return ""
 
 
-def _scheduler_problem(function: Callable[..., Any], task: Task) -> str:
-    for steps in (1, 2, 10):
-        factors = [[float(function(step, steps)) for step in range(steps)] for _ in range(2)]
-        if factors[0] != factors[1]:
-            return "two calls differ: it must depend on step and steps alone"
-        for step, factor in enumerate(factors[0]):
-            if not (math.isfinite(factor) and 0 <= factor <= 1):
-                return f"the factor of step {step} of {steps} is {factor:g}, expected a number from 0 to 1"
-        if not any(factors[0]):
-            return f"all factors of {steps} steps are 0"
-    return ""
-
-
 def _loss_problem(function: Callable[..., Any], task: Task) -> str:
     rows = 6
     generator = torch.Generator().manual_seed(0)
@@ -210,47 +168,4 @@ def _loss_problem(function: Callable[..., Any], task: Task) -> str:
     return ""
 
 
-def _score(function: Callable[..., Any], name: str, outputs: Tensor, targets: Tensor) -> float:
-    """Return the score of a model; inf if it is not finite."""
-    with calling(name):
-        score = function(outputs, targets)
-        if problem := _score_problem(score):
-            raise PluginError(f"{name} {problem}")
-        return float(score) if math.isfinite(score) else math.inf
-
-
-def _score_problem(score: Any) -> str:
-    shape = tuple(getattr(score, "shape", ()))
-    if isinstance(score, Tensor | np.ndarray) and shape:
-        return f"returns shape {shape}, expected one number for a model"
-    try:
-        float(score)
-    except (TypeError, ValueError):
-        return f"returns {type(score).__name__}, expected one number for a model"
-    return ""
-
-
-def _choose_problem(function: Callable[..., Any], task: Task) -> str:
-    generator = torch.Generator().manual_seed(0)
-    rows = max(6, 2 * task.num_outputs)
-    targets = torch.as_tensor(task.examples(rows))
-    right = task.right_outputs(targets) + 0.1 * torch.randn(task.outputs_of(rows), generator=generator)
-    wrong = -right - 1
-    for score in (good := function(right, targets), bad := function(wrong, targets), function(right[:1], targets[:1])):
-        if problem := _score_problem(score):
-            return problem
-    if not (math.isfinite(good) and math.isfinite(bad)):
-        return "a score of finite outputs is NaN or Inf"
-    if float(good) > float(bad):
-        return f"is {good:.3g} for outputs that match the targets and {bad:.3g} for others: lower must be better"
-    if float(function(right, targets)) != float(good):
-        return "two calls differ: it must depend on outputs and targets alone"
-    return ""
-
-
-_CHECKS = {
-    "optimizer": _optimizer_problem,
-    "scheduler": _scheduler_problem,
-    "loss": _loss_problem,
-    "choose": _choose_problem,
-}
+_CHECKS = {"optimizer": _optimizer_problem, "loss": _loss_problem}

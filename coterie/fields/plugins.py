@@ -9,10 +9,8 @@ setting        group of entry points       object
 ``dataset``    ``coterie.datasets``        function
 ``model``      ``coterie.models``          function
 ``optimizer``  ``coterie.optimizers``      function
-``scheduler``  ``coterie.schedulers``      function
 ``loss``       ``coterie.losses``          function
 ``trainer``    ``coterie.trainers``        class
-``choose``     ``coterie.choosers``        function
 =============  ==========================  =================
 
 docs/extending.md has the contract of each. Names of Coterie's own take precedence over entry points. Importing an
@@ -42,10 +40,8 @@ GROUPS = {
     "dataset": "coterie.datasets",
     "model": "coterie.models",
     "optimizer": "coterie.optimizers",
-    "scheduler": "coterie.schedulers",
     "loss": "coterie.losses",
     "trainer": "coterie.trainers",
-    "choose": "coterie.choosers",
 }
 
 

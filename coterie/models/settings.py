@@ -16,20 +16,17 @@ from coterie.models.networks import MODELS
 from coterie.models.spec import NetworkSpec
 from coterie.tasks import TaskError, parse_weights
 
-_BY_DP_SGD = (
+#: Why no object of users for training runs at record level.
+NOT_AT_RECORD_LEVEL = (
     "at record level clients train by DP-SGD, whose steps (optimizer = sgd, adam or adamw), and the loss whose "
-    "gradients it clips, are Coterie's own; "
-    "leave it out, or train in an app of your own under coterie.guard (docs/guard.md)"
+    "gradients it clips, are Coterie's own; leave it out, or train in an app of your own under coterie.guard "
+    "(docs/guard.md)"
 )
-_BY_LOSS = (
-    "at record level the choice of a cluster is charged for losses that are clipped record by record, and no bound is "
-    "known on what one record changes in another score; leave it out"
-)
-#: Why no object of users of this kind runs at record level.
-NOT_AT_RECORD_LEVEL = dict.fromkeys(("optimizer", "scheduler", "loss", "trainer"), _BY_DP_SGD) | {"choose": _BY_LOSS}
+#: Settings that name objects of users for training.
+PLUGINS = ("optimizer", "loss", "trainer")
 #: Optimizers of Coterie's own.
 OPTIMIZERS = ("sgd", "adam", "adamw")
-# The training loop that takes steps of an optimizer by a scheduler.
+# The training loop that takes steps of an optimizer.
 _OWN_LOOP = ("training.trainer", ("default",))
 
 
@@ -105,15 +102,6 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         tuned=True,
         only=_OWN_LOOP,
     )
-    scheduler: str = setting(
-        "constant",
-        "factor of lr from step to step of a round",
-        choices=("constant",),
-        custom="scheduler",
-        client=True,
-        tuned=True,
-        only=_OWN_LOOP,
-    )
     loss: str = setting(
         "default",
         "loss of an example: by default that of the task, such as the cross-entropy",
@@ -148,14 +136,6 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         client=True,
         tuned=True,
     )
-    choose: str = setting(
-        "loss",
-        "score by which a client chooses its cluster, lower is better: by default the mean loss",
-        choices=("loss",),
-        custom="choose",
-        client=True,
-        tuned=True,
-    )
     device: str = setting(
         "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
     )
@@ -177,7 +157,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
 
     @property
     def plugins(self) -> dict[str, str]:
-        """Objects of users in training and in the choice of a cluster: the name of each, by setting."""
-        names = {kind: getattr(self, kind) for kind in NOT_AT_RECORD_LEVEL}
+        """Objects of users in training: the name of each, by setting."""
+        names = {kind: getattr(self, kind) for kind in PLUGINS}
         own = self.declared()
         return {kind: name for kind, name in names.items() if name not in own[kind].choices}

@@ -90,6 +90,8 @@ REMOVED: Mapping[str, str] = {
     "recording.mlflow-uri": "set MLFLOW_TRACKING_URI in the environment",
     "simulation.client-cpus": "use coterie run --engine ray --client-cpus",
     "simulation.ray-address": "set RAY_ADDRESS in the environment",
+    "training.choose": "clients choose by the loss, which training.loss changes, also beside a trainer of your own",
+    "training.scheduler": "a trainer changes the step size from step to step (docs/extending.md)",
 }
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -118,11 +120,16 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
-    for removed, instead in REMOVED.items():
-        if name in (removed, removed.rpartition(".")[2]):
-            raise ConfigError(f"the setting {removed} was removed: {instead}; leave it out")
+    if removal := _removal(name):
+        raise ConfigError(f"{removal}; leave it out")
     hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
+
+
+def _removal(name: str) -> str:
+    """Return that a setting was removed, given its full name or its last part, and what to use; empty for others."""
+    removed = (full for full in REMOVED if name in (full, full.rpartition(".")[2]))
+    return next((f"the setting {full} was removed: {REMOVED[full]}" for full in removed), "")
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,8 +312,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             changes: settings to change.
 
         Raises:
-            ConfigError: see the class.
+            ConfigError: see the class; or an earlier version had further settings.
         """
+        for name in flat(values):
+            if removal := _removal(name):
+                raise ConfigError(
+                    f"{removal}; resume the run with the version that began it, or leave it out of a new run"
+                )
         named = applicable(values)
         declared = declarations(named)
         effective = {
@@ -665,7 +677,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             if unit == "record":
                 planning.check_records(self)
                 for kind, name in self.training.plugins.items():
-                    raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL[kind]}")
+                    raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL}")
             if not self.models <= clients:
                 raise ConfigError(
                     f"clusters = {run.clusters} exceeds the number of clients ({clients}): reduce clusters or "
@@ -684,17 +696,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(str(error)) from None
 
     def _check_own_training(self, strategy: ClusteredStrategy) -> None:
-        """Check that the method uses the training loop and the score of a user, if there are some."""
-        plugins, name = self.training.plugins, self.run.strategy
-        if "trainer" in plugins and strategy.penalises:
+        """Check that the method works with the training loop of a user, if there is one."""
+        trainer = self.training.plugins.get("trainer")
+        if trainer is not None and strategy.penalises:
             raise ConfigError(
-                f"trainer = {plugins['trainer']!r}: {name} adds a penalty to the loss, of which another training loop "
-                "knows nothing; leave it out, or change strategy"
-            )
-        if "choose" in plugins and not strategy.clients_choose:
-            raise ConfigError(
-                f"choose = {plugins['choose']!r} has no effect with strategy = {name!r}, whose clients choose no "
-                "cluster by loss; leave it out, or use a method such as ifca"
+                f"trainer = {trainer!r}: {self.run.strategy} adds a penalty to the loss, of which another training "
+                "loop knows nothing; leave it out, or change strategy"
             )
 
     def _check_search(self) -> None:

@@ -382,7 +382,7 @@ def _check_code(path: Path, config: RunConfig, public: Mapping[str, Any]) -> Non
     """Check that the code of users is that with which a run has begun.
 
     Raises:
-        FolderError: a network has other frozen parameters, or the file of an optimizer, scheduler or loss differs.
+        FolderError: a network has other frozen parameters, or the file of an optimizer, loss or trainer differs.
     """
     if "constants" in public and fingerprint(config.constants) != public["constants"]:
         raise FolderError(

@@ -195,9 +195,6 @@ def _train(
     strategy: ClusteredStrategy, grid: Grid, number: int, models: Models, config: ConfigRecord, timeout: float
 ) -> tuple[Models, MetricRecord | None]:
     """Run the exchanges of a round; return its models and metrics."""
-    if strategy.overrides("configure_train", "aggregate_train"):
-        _check_hooks(strategy, "rounds", "configure_train and aggregate_train")
-        return _train_by_hooks(strategy, grid, number, models, config, timeout)
     configure_clients(strategy, config, number)
     training = TrainingRound(strategy, number, models)
     for exchange in training:
@@ -224,23 +221,6 @@ def _collect_masked(grid: Grid, exchange: MaskedExchange | MaskedSum, timeout: f
             return
 
 
-def _train_by_hooks(
-    strategy: ClusteredStrategy, grid: Grid, number: int, models: Models, config: ConfigRecord, timeout: float
-) -> tuple[Models, MetricRecord | None]:
-    arrays = pack_models(models, strategy.layout)
-    while True:
-        messages = strategy.configure_train(number, arrays, config, grid)
-        if strategy.open_exchange is None:  # a subclass that sends messages of its own
-            replies = _send(grid, messages, timeout)
-        else:
-            replies = _replies(strategy, grid, strategy.open_exchange, messages, timeout)
-        updated, metrics = strategy.aggregate_train(number, replies)
-        if updated is not None:
-            models, layout = unpack_models(updated)
-            strategy.run.state = replace(strategy.run.state, layout=layout)
-            return models, metrics
-
-
 def _evaluate(
     strategy: ClusteredStrategy,
     grid: Grid,
@@ -251,10 +231,6 @@ def _evaluate(
     last: bool,
 ) -> MetricRecord | None:
     """The metrics of an evaluation; None without any."""
-    if strategy.overrides("configure_evaluate", "aggregate_evaluate"):
-        _check_hooks(strategy, "evaluations", "configure_evaluate and aggregate_evaluate")
-        messages = strategy.configure_evaluate(number, arrays, config, grid)
-        return strategy.aggregate_evaluate(number, _send(grid, messages, timeout))
     exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config, last=last)
     if isinstance(exchange, MaskedEvaluation):
         for masked in exchange:
@@ -263,23 +239,12 @@ def _evaluate(
     return strategy.evaluated(exchange, _send(grid, exchange.batch.messages.values(), timeout))
 
 
-def _check_hooks(strategy: ClusteredStrategy, what: str, hooks: str) -> None:
-    """Check that own hooks replace no masked rounds.
-
-    Raises:
-        StrategyError: they do.
-    """
-    private = what == "rounds" or strategy.options.evaluate == "private"
-    if strategy.run.masks and private:
-        raise StrategyError(f"masked {what} have four exchanges: leave {hooks} as they are")
-
-
 def _replies(
     strategy: ClusteredStrategy, grid: Grid, exchange: Exchange[Any, Any], messages: Iterable[Message], timeout: float
 ) -> Iterator[Message]:
     """Replies in order of arrival; silent clients receive the request again if replies are too few.
 
-    Partial sums of simulated clients are merged into the exchange, unless a subclass reads the replies.
+    Partial sums of simulated clients are merged into the exchange.
 
     Raises:
         StrategyError: too few replies after all attempts.
@@ -287,10 +252,9 @@ def _replies(
     messages, batch, number = list(messages), exchange.batch, exchange.request.round
     min_replies, client_level = strategy.options.min_replies, strategy.plan.unit == "client"
     least = 0 if client_level else math.ceil(min_replies * len(messages) - 1e-9)
-    new_sums = None if strategy.overrides("aggregate_train") else exchange.new_sums
     silent = set(batch.messages)
     for attempt in range(1, _ATTEMPTS + 1):
-        for reply in _received(grid, messages, timeout, new_sums):
+        for reply in _received(grid, messages, timeout, exchange.new_sums):
             if isinstance(reply, PartialSums):
                 silent -= exchange.merge(reply)
                 continue
@@ -426,11 +390,10 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
     Raises:
         StrategyError: no client is registered, so that a charge would buy nothing; or fewer than ``min_clients`` are.
             At client level the first applies to the begin of a session only, the second to round 1 only: later the end
-            of a run would reveal who is present. The first does not apply to a subclass with messages of its own.
+            of a run would reveal who is present.
     """
     registry = strategy.registry
     required = session_begins or strategy.plan.unit != "client"
-    required &= not strategy.overrides("configure_train", "aggregate_train")
     enough = registry.wait_for(grid, max(int(required), strategy.options.min_clients))
     if required and not registry.nodes:
         raise StrategyError(

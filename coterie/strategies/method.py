@@ -315,12 +315,6 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         return self.training().penalty is not None
 
     @property
-    def clients_choose(self) -> bool:
-        """Whether clients choose their cluster by loss, at least in some rounds."""
-        assigned = type(self).assignments is not Method.assignments and not self.max_selections(self.plan.rounds)
-        return self.clustered and not assigned and self.training().assign is None
-
-    @property
     def searching(self) -> bool:
         """Whether the run searches for the number of clusters."""
         return self.searches and not self.clusters

@@ -1,4 +1,4 @@
-"""Base class of all strategies: a run, its certificate, and Flower's hooks for those who call or override them.
+"""Base class of all strategies: a run and its certificate.
 
 A method (one file per paper) defines a round, which yields phases; each phase is one exchange of
 :mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents the
@@ -7,31 +7,28 @@ declarations of a method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from coterie.fields.settings import Settings
 from coterie.privacy import Plan, Streams, certificate
 from coterie.rounds.client_registry import ClientRegistry
-from coterie.rounds.evaluation import EvaluationExchange
-from coterie.rounds.exchange import Exchange
-from coterie.rounds.masked_evaluation import MaskedEvaluation
 from coterie.rounds.run_state import Run, RunState, StrategyError
 from coterie.strategies import adaptive_clipping
-from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation, run_rounds
-from coterie.strategies.method import FloatArray, Method
+from coterie.strategies.hooks import FlowerHooks
+from coterie.strategies.loop import run_rounds
+from coterie.strategies.method import FloatArray
 from coterie.strategies.options import StrategyOptions
-from coterie.wire.messages import check_trainable, pack_models, unpack_models
 
 
-class ClusteredStrategy(Method, Strategy):
+class ClusteredStrategy(FlowerHooks):
     """A Flower ``Strategy`` that trains one model per cluster under a privacy plan. Each run needs its own instance.
 
     Args:
@@ -46,7 +43,6 @@ class ClusteredStrategy(Method, Strategy):
         max_clusters: number of clusters of the plan.
         ledger, streams, registry, statistics: of the run.
         recorder: of the options.
-        open_exchange: of the hooks, from ``configure_train`` to ``aggregate_train``.
 
     Raises:
         StrategyError: the method does not support the plan's unit, rebalancing, number of clusters, or an option.
@@ -80,8 +76,6 @@ class ClusteredStrategy(Method, Strategy):
         self.ledger, self.streams = self.run.ledger, self.run.streams
         self.registry, self.statistics = self.run.registry, self.run.statistics
         self.recorder = options.recorder
-        self.open_exchange: Exchange[Any, Any] | None = None
-        self._evaluation: EvaluationExchange | None = None
         self.check()
 
     # ---- a run --------------------------------------------------------------------------------------------
@@ -99,8 +93,7 @@ class ClusteredStrategy(Method, Strategy):
         """Run all rounds, with the signature and result of ``flwr.serverapp.strategy.Strategy.start``.
 
         ``num_rounds`` must not exceed the plan's rounds, which determine the noise. Clients receive the configs. If
-        the ledger rejects a charge, the run ends: the result has the latest models, :attr:`stopped` the reason. Hooks
-        that a subclass overrides are called.
+        the ledger rejects a charge, the run ends: the result has the latest models, :attr:`stopped` the reason.
 
         Raises:
             StrategyError: more rounds than planned, or an array that is no parameter.
@@ -148,68 +141,7 @@ class ClusteredStrategy(Method, Strategy):
         assigned = self.assignments(number)
         return self.statistics.labels if assigned is None else assigned
 
-    def _check_arrays(self, arrays: ArrayRecord) -> None:
-        try:
-            check_trainable(arrays, private=self.plan.private)
-        except ValueError as error:
-            raise StrategyError(str(error)) from None
-
-    # ---- Flower's hooks -----------------------------------------------------------------------------------
-
-    def overrides(self, *hooks: str) -> bool:
-        """Whether a subclass defines one of these hooks itself."""
-        return any(getattr(type(self), hook) is not getattr(ClusteredStrategy, hook) for hook in hooks)
-
     def summary(self) -> None:
         """Log the method and the plan."""
         log(INFO, "%s: %s", self.name, self.title)
         log(INFO, "\t%s", self.plan)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Messages of the method's next phase to a newly sampled cohort."""
-        self._check_arrays(arrays)
-        models, layout = unpack_models(arrays)
-        self.run.state = replace(self.run.state, layout=layout)
-        configure_clients(self, config, server_round)
-        if not self.registry.nodes:
-            self.registry.wait_for_all(grid)
-        if self.open_exchange is None or self.open_exchange.request.round != server_round:
-            self._round = TrainingRound(self, server_round, models)
-            self._exchanges: Iterator[Exchange[Any, Any]] = iter(self._round)
-            self.open_exchange = next(self._exchanges)
-        return list(self.open_exchange.batch.messages.values())
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Validate and clip replies on arrival, then charge, release and update.
-
-        The models are None while phases of this round remain.
-        """
-        exchange, self.open_exchange = self.open_exchange, None
-        if exchange is None:
-            raise StrategyError("aggregate_train was called before configure_train")
-        exchange.collect(replies)
-        self.open_exchange = next(self._exchanges, None)
-        if self.open_exchange is not None:
-            return None, None
-        return pack_models(self._round.models, self.layout), self._round.metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Messages with all k models, or each client's own, to every registered client."""
-        models, layout = unpack_models(arrays)
-        self.run.state = replace(self.run.state, layout=layout)
-        exchange = open_evaluation(self, server_round, models, config)
-        if isinstance(exchange, MaskedEvaluation):
-            raise StrategyError("masked evaluations have four exchanges, which start() sends")
-        self._evaluation = exchange
-        return list(exchange.batch.messages.values())
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """What :meth:`evaluated` returns; None if a subclass has messages of its own."""
-        exchange, self._evaluation = self._evaluation, None
-        return None if exchange is None else self.evaluated(exchange, replies)

@@ -12,16 +12,14 @@ docs/extending.md lists the items.
 from coterie.testing.clients import check_client
 from coterie.testing.failures import ConformanceError, Failure
 from coterie.testing.strategies import check_strategy
-from coterie.testing.training import check_choose, check_loss, check_optimizer, check_scheduler, check_trainer
+from coterie.testing.training import check_loss, check_optimizer, check_trainer
 
 __all__ = [
     "ConformanceError",
     "Failure",
-    "check_choose",
     "check_client",
     "check_loss",
     "check_optimizer",
-    "check_scheduler",
     "check_strategy",
     "check_trainer",
 ]

@@ -21,15 +21,6 @@ def check_optimizer(function: Callable[..., Any]) -> None:
     check_plugin("optimizer", function, AUTO, "optimizer")
 
 
-def check_scheduler(function: Callable[..., Any]) -> None:
-    """Test a function of step and steps that returns the factor of the step size.
-
-    Raises:
-        PluginError: its contract (docs/extending.md) is violated; the message says how.
-    """
-    check_plugin("scheduler", function, AUTO, "scheduler")
-
-
 def check_loss(function: Callable[..., Any], num_classes: int = 10, task: str = "auto") -> None:
     """Test a function of outputs and targets that returns the loss of every example.
 
@@ -42,20 +33,6 @@ def check_loss(function: Callable[..., Any], num_classes: int = 10, task: str = 
         PluginError: its contract (docs/extending.md) is violated; the message says how.
     """
     check_plugin("loss", function, named_task(task, num_classes), "loss")
-
-
-def check_choose(function: Callable[..., Any], num_classes: int = 10, task: str = "auto") -> None:
-    """Test a function of outputs and targets that returns the score of a model, the lower the better.
-
-    Args:
-        function: the function.
-        num_classes: of the targets, or number of labels or of bins of time; 0: they are real numbers.
-        task: "multi-label" or "survival"; "auto": classes or real numbers.
-
-    Raises:
-        PluginError: its contract (docs/extending.md) is violated; the message says how.
-    """
-    check_plugin("choose", function, named_task(task, num_classes), "choose")
 
 
 def check_trainer(trainer: type[Any], network: nn.Module | None = None, shape: Sequence[int] = (4,)) -> None:

@@ -171,7 +171,7 @@ def test_a_server_chooses_no_code_to_import():
     with pytest.raises(ClientError, match=r"dataset = 'kit.toys:pixels' names code"):
         ask(content, code="kit.toys:blobs kit.toys:pixel")
     assert np.any(update(ask(content, code="kit.toys:blobs kit.toys:pixels"), layout))
-    for key in ("model", "features", "optimizer", "scheduler", "loss", "trainer", "choose"):
+    for key in ("model", "features", "optimizer", "loss", "trainer"):
         for code in ("no_such_module:make", "an-entry-point"):
             wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels")
             wrong["config"][key] = code

@@ -1,4 +1,4 @@
-"""Training loops and scores of users: what a run does with them, and what is refused."""
+"""Training loops of users: what a run does with them, and what is refused."""
 
 import hashlib
 import math
@@ -16,14 +16,14 @@ from torch.nn.functional import cross_entropy
 from coterie.client.backend import train
 from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
-from coterie.client.scores import losses, scores
+from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig, schedule
 from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import LocalGrid
 from coterie.fields.plugins import PluginError
 from coterie.server import ConfigError, RunConfig, RunFolder, planning, run
-from coterie.testing import check_choose, check_trainer
+from coterie.testing import check_trainer
 from coterie.wire import RequestError, TrainRequest
 from coterie.wire.messages import Layout, pack_models
 
@@ -93,8 +93,8 @@ class Half(Loop):
         return super().train(arrays, x, y, settings, rng)
 
 
-def error_rate(outputs, targets):
-    return (outputs.argmax(1) != targets).float().mean()
+def opposite(outputs, targets):
+    return -cross_entropy(outputs, targets, reduction="none")
 
 
 def shards(sizes=(9, 9, 9)):
@@ -112,12 +112,12 @@ def linear():
     return model, Layout.of(arrays), Layout.of(arrays).flatten(arrays)
 
 
-def updates(trainer=None, data=None, settings=SETTINGS):
+def updates(trainer=None, data=None, **loss):
     model, layout, start = linear()
     data = data or shards()
-    plugins = TrainingPlugins(**({} if trainer is None else {"trainer": f"{HERE}:{trainer}"}))
+    plugins = TrainingPlugins(**loss, **({} if trainer is None else {"trainer": f"{HERE}:{trainer}"}))
     rngs = [np.random.default_rng(i) for i in range(len(data))]
-    return train(model, layout, np.tile(start, (len(data), 1)), data, rngs, replace(settings, plugins=plugins))
+    return train(model, layout, np.tile(start, (len(data), 1)), data, rngs, replace(SETTINGS, plugins=plugins))
 
 
 @pytest.mark.parametrize("name", ["Loop", "Careless"])
@@ -146,6 +146,14 @@ def test_a_client_without_records_does_not_call_it():
     assert found[0].any()
     with pytest.raises(PluginError, match="trainer 'test_trainers:Picky' fails: ValueError: patient 17 is missing"):
         updates("Picky", shards((9, 5, 9)))
+
+
+def test_a_loss_beside_a_trainer_only_chooses_among_models():
+    np.testing.assert_array_equal(updates("Loop"), updates("Loop", loss=OWN["loss"]))
+    model, layout, start = linear()
+    models, loss = np.stack([start, -start]), replace(SETTINGS, plugins=TrainingPlugins(**OWN)).loss
+    found = losses(model, layout, models, shards(), loss=loss)
+    np.testing.assert_allclose(found, -losses(model, layout, models, shards()), rtol=1e-6)
 
 
 # ---- contracts --------------------------------------------------------------------------------------------
@@ -255,55 +263,10 @@ def test_the_documented_trainer_conforms():
     check_trainer(names["Trainer"])
 
 
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
-        (lambda o, t: (o.argmax(1) == t).float().mean(), "for others: lower must be better"),
-        (lambda o, t: cross_entropy(o, t, reduction="none"), r"returns shape \(20,\), expected one number"),
-        (lambda o, t: (o.argmax(1) != t).numpy(), r"returns shape \(20,\), expected one number"),
-        (lambda o, t: None, "returns NoneType, expected one number"),
-        (lambda o, t: 1j, "returns complex, expected one number"),
-        (lambda o, t: math.nan, "a score of finite outputs is NaN or Inf"),
-        (lambda o, t: cross_entropy(o, t) / 0, "a score of finite outputs is NaN or Inf"),
-        (lambda o, t: cross_entropy(o, t) + MEMORY.append(1) or len(MEMORY), "choose fails: TypeError"),
-        (lambda o, t: (MEMORY.append(1), len(MEMORY))[1], "two calls differ"),
-        (lambda o, t: cross_entropy(o[:20].view(20, 10), t), "choose fails: RuntimeError"),
-    ],
-)
-def test_what_a_score_may_not_be(function, text):
-    with pytest.raises(PluginError, match=text):
-        check_choose(function)
-
-
-def test_scores_that_conform():
-    check_choose(error_rate)
-    check_choose(lambda o, t: cross_entropy(o, t).item(), num_classes=2)
-    check_choose(lambda o, t: np.float32(cross_entropy(o, t, reduction="none").median()))
-    check_choose(lambda o, t: (o - t).abs().max(), num_classes=0)
-
-
-def test_the_mean_loss_as_a_score_is_the_built_in_one():
-    model, layout, start = linear()
-    models = np.stack([start, -start, np.full_like(start, np.nan)])
-    data = shards((9, 4, 0, 7))
-    found = scores(model, layout, models, data, "cpu", lambda o, t: cross_entropy(o, t).item())
-    with np.errstate(invalid="ignore"):
-        wanted = losses(model, layout, models, data)
-    np.testing.assert_allclose(found[[0, 1, 3], :2], wanted[[0, 1, 3], :2], rtol=1e-5)
-    assert np.isinf(found[2]).all()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_model_whose_score_is_not_finite_is_not_chosen(bad):
-    import coterie.client.training_plugins as module
-
-    assert module._score(lambda o, t: bad, "choose", torch.zeros(1), torch.zeros(1)) == math.inf
-
-
 # ---- runs -------------------------------------------------------------------------------------------------
 
 RUN = {"dataset": "digits", "clients": 8, "clusters": 2, "rounds": 2, "epsilon": 8.0, "samples-per-client": 20}
-OWN = {"trainer": f"{HERE}:Loop", "choose": f"{HERE}:error_rate"}
+OWN = {"trainer": f"{HERE}:Loop", "loss": f"{HERE}:opposite"}
 
 
 @pytest.mark.parametrize("strategy", ["ifca", "fedcam"])
@@ -344,30 +307,11 @@ def test_the_failure_of_one_client_is_its_own(tmp_path, caplog):
             {"trainer": f"{HERE}:Loop", "strategy": "f-cdpfl"},
             "trainer = 'test_trainers:Loop': at record level clients train by DP-SGD.*coterie.guard",
         ),
-        (
-            {"choose": f"{HERE}:error_rate", "strategy": "f-cdpfl"},
-            "choose = .*: at record level the choice of a cluster is charged for losses",
-        ),
         ({"trainer": f"{HERE}:Loop", "strategy": "fedprox", "clusters": 1}, "fedprox adds a penalty"),
         ({"trainer": f"{HERE}:Loop", "optimizer": "torch.optim:Adam"}, "optimizer = .* has no effect with .*trainer"),
-        ({"trainer": f"{HERE}:Loop", "scheduler": f"{HERE}:error_rate"}, "scheduler = .* has no effect with .*trainer"),
-        (
-            {"choose": f"{HERE}:error_rate", "strategy": "fedavg", "clusters": 1},
-            "choose = .* has no effect with strategy = 'fedavg'",
-        ),
-        ({"choose": f"{HERE}:error_rate", "strategy": "fesem", "mechanism": "none"}, "choose|mechanism"),
-        (
-            {
-                "choose": f"{HERE}:error_rate",
-                "strategy": "oracle",
-                "privacy-unit": "none",
-                "epsilon": "auto",
-                "clusters": 4,
-            },
-            "choose = .* has no effect with strategy = 'oracle'",
-        ),
         ({"trainer": "fast"}, "must be default, or module:Class"),
-        ({"choose": "accuracy"}, "must be loss, or module:function"),
+        ({"scheduler": "torch:x"}, "training.scheduler was removed: a trainer changes the step size"),
+        ({"training.choose": "loss"}, "training.choose was removed: clients choose by the loss, which training.loss"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, text):
@@ -382,16 +326,9 @@ def test_lcfl_has_a_penalty_only_with_fedprox():
         RunConfig({**settings, "trainer": f"{HERE}:Loop", "cluster-optimizer": "fedprox"})
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"trainer": f"{HERE}:NoMethod"}, "needs a method train"),
-        ({"choose": f"{HERE}:plain"}, r"must accept \(outputs, targets\)"),
-    ],
-)
-def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path, settings, text):
-    with closing(RunFolder.create(tmp_path / "run", RunConfig({**RUN, **settings}))) as folder:
-        with pytest.raises(PluginError, match=text):
+def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path):
+    with closing(RunFolder.create(tmp_path / "run", RunConfig({**RUN, "trainer": f"{HERE}:NoMethod"}))) as folder:
+        with pytest.raises(PluginError, match="needs a method train"):
             run(folder, LocalGrid(8))
         assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) <= 1
 

@@ -1,4 +1,4 @@
-"""Optimizer, scheduler and loss of users: what they do in training, what is refused, and what the certificate lists."""
+"""Optimizer and loss of users: what they do in training, what is refused, and what the certificate lists."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import LocalGrid
 from coterie.fields.plugins import PluginError, source_hash
 from coterie.server import ConfigError, FolderError, RunConfig, RunFolder, run
-from coterie.testing import check_loss, check_optimizer, check_scheduler
+from coterie.testing import check_loss, check_optimizer
 from coterie.wire import RequestError, TrainRequest
 from coterie.wire.messages import Layout, pack_models
 
@@ -31,14 +31,6 @@ HERE = "test_training_plugins"
 
 def adam(parameters, lr):
     return torch.optim.Adam(parameters, lr=lr)
-
-
-def halves(step, steps):
-    return 0.5 ** (step + 1)
-
-
-def cosine(step, steps):
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def smooth(outputs, targets):
@@ -67,7 +59,7 @@ def updates(penalty=None, batched=None, **named):
     return train(model, layout, start, shards(), rngs, config, batched=batched), model, layout, start
 
 
-def by_hand(make, factor=lambda step, steps: 1.0, loss=None, mu=0.0):
+def by_hand(make, loss=None, mu=0.0):
     """The updates by the loop that a user would write."""
     from coterie.client.sgd import schedule
 
@@ -80,13 +72,11 @@ def by_hand(make, factor=lambda step, steps: 1.0, loss=None, mu=0.0):
                 value.copy_(torch.from_numpy(given))
         anchors = [value.detach().clone() for value in model.parameters()]
         optimizer = make(list(model.parameters()), 0.1)
-        batches = schedule(np.random.default_rng(i), 9, LocalTrainingConfig(2, 4, 0.1))
-        for step, batch in enumerate(batches):
+        for batch in schedule(np.random.default_rng(i), 9, LocalTrainingConfig(2, 4, 0.1)):
             optimizer.zero_grad()
             value = loss(model(torch.from_numpy(shard.x[batch])), torch.from_numpy(shard.y[batch])).mean()
             pull = sum((w - a).square().sum() for w, a in zip(model.parameters(), anchors, strict=True))
             (value + mu / 2 * pull).backward()
-            optimizer.param_groups[0]["lr"] = 0.1 * factor(step, len(batches))
             optimizer.step()
         trained = layout.flatten({k: v.detach() for k, v in model.named_parameters()})
         result.append(trained - start[i])
@@ -99,12 +89,8 @@ def by_hand(make, factor=lambda step, steps: 1.0, loss=None, mu=0.0):
         ({"optimizer": "torch.optim:SGD"}, {"make": torch.optim.SGD}),
         ({"optimizer": f"{HERE}:adam"}, {"make": adam}),
         ({"optimizer": "torch.optim:AdamW"}, {"make": torch.optim.AdamW}),
-        ({"scheduler": f"{HERE}:halves"}, {"make": torch.optim.SGD, "factor": halves}),
         ({"loss": f"{HERE}:smooth"}, {"make": torch.optim.SGD, "loss": smooth}),
-        (
-            {"optimizer": f"{HERE}:adam", "scheduler": f"{HERE}:cosine", "loss": f"{HERE}:smooth"},
-            {"make": adam, "factor": cosine, "loss": smooth},
-        ),
+        ({"optimizer": f"{HERE}:adam", "loss": f"{HERE}:smooth"}, {"make": adam, "loss": smooth}),
     ],
 )
 def test_training_is_the_loop_that_a_user_would_write(named, expected):
@@ -163,24 +149,6 @@ def test_what_an_optimizer_may_not_be(function, text):
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda step, steps: 1.5, "the factor of step 0 of 1 is 1.5, expected a number from 0 to 1"),
-        (lambda step, steps: -0.1, "is -0.1"),
-        (lambda step, steps: math.nan, "is nan"),
-        (lambda step, steps: 0.0, "all factors of 1 steps are 0"),
-        (lambda step, steps: "fast", "scheduler fails: ValueError"),
-        (lambda step, steps: 1 / step, "scheduler fails: ZeroDivisionError"),
-        (lambda step, steps: np.random.random(), "two calls differ"),
-    ],
-)
-def test_what_a_scheduler_may_not_be(function, text):
-    with pytest.raises(PluginError, match=text):
-        check_scheduler(function)
-    check_scheduler(cosine)
-
-
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
         (cross_entropy, r"returns \(\) for 6 examples, expected \(6,\)"),
         (lambda o, t: o, r"returns \(6, 10\)"),
         (lambda o, t: smooth(o, t) - smooth(o, t).mean(), "depends on other examples"),
@@ -216,14 +184,15 @@ def test_a_run_lists_them_in_its_certificate(tmp_path):
 
 def test_a_run_goes_on_with_the_same_code_only(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    code = tmp_path / "changing_schedule.py"
-    code.write_text("def flat(step, steps):\n    return 1.0\n")
-    settings = {**SETTINGS, "scheduler": "changing_schedule:flat"}
+    code = tmp_path / "changing_optimizer.py"
+    text = "from torch.optim import SGD\n\ndef sgd(parameters, lr):\n    return SGD(parameters, lr)\n"
+    code.write_text(text)
+    settings = {**SETTINGS, "optimizer": "changing_optimizer:sgd"}
     with closing(RunFolder.create(tmp_path / "run", RunConfig(settings))) as folder:
         run(folder, LocalGrid(8))
     RunFolder.resume(tmp_path / "run", {}).close()
-    code.write_text("def flat(step, steps):\n    return 0.5\n")
-    with pytest.raises(FolderError, match="the file of scheduler 'changing_schedule:flat' differs"):
+    code.write_text(text.replace("lr)\n", "lr / 2)\n"))
+    with pytest.raises(FolderError, match="the file of optimizer 'changing_optimizer:sgd' differs"):
         RunFolder.resume(tmp_path / "run", {})
     code.unlink()
     with pytest.raises(FolderError, match="differs from that at the start"):
@@ -243,7 +212,7 @@ def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path):
         assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) <= 1
 
 
-@pytest.mark.parametrize(("kind", "name"), [("optimizer", "adam"), ("scheduler", "cosine"), ("loss", "smooth")])
+@pytest.mark.parametrize(("kind", "name"), [("optimizer", "adam"), ("loss", "smooth")])
 def test_record_level_refuses_them(kind, name):
     settings = {**SETTINGS, "strategy": "f-cdpfl", kind: f"{HERE}:{name}"}
     with pytest.raises(ConfigError, match=f"{kind} = '{HERE}:{name}': at record level clients train by DP-SGD"):
@@ -252,7 +221,7 @@ def test_record_level_refuses_them(kind, name):
     assert config.privacy.privacy_unit == "record"
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "scheduler", "loss"])
+@pytest.mark.parametrize("kind", ["optimizer", "loss"])
 def test_a_client_refuses_them_beside_a_plan_of_dp_sgd(kind):
     config = RunConfig({**SETTINGS, "strategy": "f-cdpfl"})
     record = {**config.for_clients(), kind: f"{HERE}:adam"}
@@ -266,7 +235,7 @@ def test_a_client_refuses_them_beside_a_plan_of_dp_sgd(kind):
         Cohort.of("train", content, [Client(0)])
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "scheduler", "loss"])
+@pytest.mark.parametrize("kind", ["optimizer", "loss"])
 def test_an_unknown_name_lists_the_way_out(kind):
     with pytest.raises(ConfigError, match=rf"training.{kind} = 'fast': must be [\w, ]+, or module:function"):
         RunConfig({**SETTINGS, kind: "fast"})

@@ -109,25 +109,6 @@ def test_updates_that_the_server_drops_are_dropped_with_their_reason(tmp_path, m
     assert reasons[0] == reasons[1]
 
 
-class Reading(STRATEGIES["fedavg"]):
-    """A strategy that reads the replies itself."""
-
-    seen = 0
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        Reading.seen += sum(reply.has_content() for reply in replies)
-        return super().aggregate_train(server_round, replies)
-
-
-def test_a_strategy_that_reads_replies_receives_them(tmp_path, monkeypatch):
-    monkeypatch.setitem(STRATEGIES, "fedavg", Reading)
-    grid = Counting(CLIENTS)
-    outcome(tmp_path / "run", settings(strategy="fedavg", rounds=1, **{"sampling-rate": 1.0}), grid)
-    assert Reading.seen == CLIENTS
-    assert grid.summed == 0
-
-
 def test_a_client_that_fails_leaves_the_sums_of_the_others(tmp_path):
     for client in range(6):
         rng = np.random.default_rng(client)

@@ -10,7 +10,7 @@ import tomli_w
 from coterie.cli.run import settings_of
 from coterie.fields.settings import flat, nested
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
-from coterie.server.config import COMMON, combined
+from coterie.server.config import COMMON, REMOVED, combined
 from coterie.server.planning import participation_warnings
 from coterie.strategies.fedprox import FedProxSettings
 from coterie.strategies.registry import STRATEGIES
@@ -234,6 +234,15 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
 )
 def test_what_has_no_effect_is_refused(values, complaint):
     assert complaint in message(values)
+
+
+def test_a_removed_setting_is_refused_with_what_to_use():
+    assert not REMOVED.keys() & SETTINGS.keys()
+    for name, use in REMOVED.items():
+        for given in (name, name.rpartition(".")[2]):
+            assert message({given: 1}) == f"the setting {name} was removed: {use}; leave it out"
+        with pytest.raises(ConfigError, match="resume the run with the version that began it"):
+            RunConfig.stored(nested({**RunConfig({}).values, name: 1}))
 
 
 def test_without_privacy_a_budget_is_allowed_if_the_unit_is_named():

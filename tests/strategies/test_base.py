@@ -426,35 +426,22 @@ def test_every_method_declares_row_wise_itself(name):
     assert isinstance(vars(STRATEGIES[name])["row_wise"], bool)
 
 
-def test_start_calls_overridden_hooks():
-    calls = []
-
-    class Half(FedAvg):
-        """Sends to the first four clients of a cohort and doubles the new model."""
-
-        def configure_train(self, server_round, arrays, config, grid):
-            calls.append("configure_train")
-            return super().configure_train(server_round, arrays, config, grid)[:4]
-
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, list(replies))
-            calls.append("aggregate_train")
-            return pack_models(2 * unpack_models(arrays)[0], LAYOUT), metrics
-
-        def configure_evaluate(self, server_round, arrays, config, grid):
-            calls.append("configure_evaluate")
-            return []
-
-        def aggregate_evaluate(self, server_round, replies):
-            calls.append("aggregate_evaluate")
-            return super().aggregate_evaluate(server_round, replies)
-
-    grid = Stub()
-    moved, strategy = start(grid, nothing(), Half, evaluate_every=1)
-    assert calls == ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
-    assert grid.asked == [0, 1, 2, 3]
-    assert strategy.statistics.accepted == 4
-    np.testing.assert_allclose(moved, 2 * UP)
+@pytest.mark.parametrize(
+    ("hook", "instead"),
+    [
+        ("configure_train", "round, or training for the request alone"),
+        ("aggregate_train", "round, or step for the update of the models alone"),
+        ("configure_evaluate", "evaluation"),
+        ("aggregate_evaluate", "evaluated"),
+    ],
+)
+def test_a_subclass_that_overrides_a_hook_is_told_what_to_override_instead(hook, instead):
+    with pytest.raises(TypeError, match=f"^Mine overrides {hook}, which no run calls: override {instead}$"):
+        type("Mine", (FedAvg,), {hook: lambda *_: None})
+    mixin = type("Mixin", (), {hook: lambda *_: None})
+    with pytest.raises(TypeError, match=f"Mine overrides {hook}"):
+        type("Mine", (mixin, FedAvg), {})
+    assert callable(getattr(FedAvg, instead.partition(",")[0]))
 
 
 class Twice(FedAvg):
@@ -466,34 +453,19 @@ class Twice(FedAvg):
         return self.step(models, (yield from self.sums(self.training(), models)))
 
 
-class TwiceByHooks(Twice):
-    def aggregate_train(self, server_round, replies):
-        return super().aggregate_train(server_round, replies)
-
-
-class Foreign(Twice):
-    """A subclass whose models come from another place."""
-
-    def aggregate_train(self, server_round, replies):
-        list(replies)
-        return pack_models(np.full((1, 4), server_round, np.float32), LAYOUT), None
-
-
 def test_the_loop_and_the_hooks_release_the_same():
     plan = private(rounds=2)
-    plain, strategy = start(Stub(), plan, Twice, rounds=2)
-    hooked, other = start(Stub(), plan, TwiceByHooks, rounds=2)
-    np.testing.assert_array_equal(plain, hooked)
-    assert len(strategy.ledger.charges) == len(other.ledger.charges) == 4
-    assert strategy.statistics.accepted == other.statistics.accepted == 4 * CLIENTS
-
-
-def test_a_subclass_may_aggregate_itself():
-    grid = Stub()
-    moved, strategy = start(grid, nothing(rounds=3), Foreign, rounds=3)
-    assert moved.tolist() == [3.0] * 4
-    assert grid.asked == [*range(CLIENTS)] * 3
-    assert strategy.statistics.accepted == 0
+    by_loop, strategy = start(Stub(), plan, Twice, rounds=2)
+    hooked, arrays, grid = Twice(plan, streams=Streams(0), registration_timeout=0.0), ZERO, Stub()
+    for number in (1, 2):
+        updated = None
+        while updated is None:
+            messages = hooked.configure_train(number, arrays, ConfigRecord(), grid)
+            updated, _ = hooked.aggregate_train(number, grid.send_and_receive(messages))
+        arrays = updated
+    np.testing.assert_array_equal(by_loop, unpack_models(arrays)[0][0])
+    assert len(strategy.ledger.charges) == len(hooked.ledger.charges) == 4
+    assert strategy.statistics.accepted == hooked.statistics.accepted == 4 * CLIENTS
 
 
 def test_options_are_one_object_or_keywords():

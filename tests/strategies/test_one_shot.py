@@ -388,7 +388,7 @@ def test_a_run_that_was_cut_short_asks_only_those_that_had_not_answered(tmp_path
 @pytest.mark.parametrize("evaluate", ["diagnostic", "off"])
 def test_a_run_that_was_cut_short_before_its_labels_asks_for_labels_alone(tmp_path, monkeypatch, evaluate):
     with monkeypatch.context() as patch:
-        patch.setattr(KFED, "configure_evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(KFED, "evaluation", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             execute(tmp_path / "run", {**SETTINGS, "evaluate": evaluate})
     assert not list((tmp_path / "run" / "clients").glob("*"))

@@ -6,12 +6,11 @@ import numpy as np
 import plugged
 import pytest
 
-from coterie.privacy import BudgetError
 from coterie.strategies import FedAvg
 from coterie.strategies.registry import STRATEGIES
 from coterie.testing import ConformanceError, check_strategy
 from coterie.testing.strategies import STRATEGY_ITEMS
-from coterie.wire.messages import pack_models, unpack_models
+from coterie.wire.messages import unpack_models
 
 
 @pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
@@ -75,45 +74,65 @@ class OwnState(Bad):
         return np.asarray(models + self.velocity, np.float32)
 
 
-class RawMean(Bad):
+class Spying(Bad):
+    """Sees what the grid sends and receives, before replies are validated."""
+
+    name, row_wise = "spying", True
+
+    def start(self, grid, *args, **more):
+        self.grid, self.send = grid, grid.send_and_receive
+
+        def watched(messages, **options):
+            self.messages = self.ask(list(messages))
+            replies = list(self.send(self.messages, **options))
+            if self.messages and self.messages[0].metadata.message_type == "train":
+                self.see([reply for reply in replies if reply.has_content()])
+            return replies
+
+        grid.send_and_receive = watched
+        return super().start(grid, *args, **more)
+
+    def ask(self, messages):
+        return messages
+
+    def see(self, replies):
+        self.sent = [unpack_models(reply.content["update"])[0] for reply in replies]
+
+
+class RawMean(Spying):
     """Averages what clients send, without noise and without a charge."""
 
     name, row_wise = "raw-mean", True
 
-    def aggregate_train(self, server_round, replies):
-        contents = [reply.content for reply in replies if reply.has_content()]
-        result = super().aggregate_train(server_round, [])
-        if result[0] is None or not contents:
-            return result
-        layout, sent = self.layout, [unpack_models(content["update"])[0] for content in contents]
-        models = unpack_models(result[0])[0]
-        return pack_models(models + np.mean(sent, axis=0), layout), result[1]
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        return new + np.mean(self.sent, axis=0) if self.sent else new
 
 
-class Uncharged(Bad):
-    """Reads updates without a release."""
+class Uncharged(Spying):
+    """Asks the clients once more, without a charge."""
 
     name, row_wise = "uncharged", True
 
-    def aggregate_train(self, server_round, replies):
-        contents = [reply.content for reply in replies if reply.has_content()]
-        self.open_exchange = None
-        sent = [unpack_models(content["update"])[0] for content in contents]
-        return pack_models(np.mean(sent, axis=0), self.layout), None
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        self.see(list(self.send(self.messages)))
+        return new
 
 
-class Peeking(Bad):
+class Peeking(Spying):
     """Sends every client the model that fits client 0 best, which it sees in the reply."""
 
     name, row_wise = "peeking", True
     seen = 0.0
 
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
+    def see(self, replies):
         for reply in replies:
-            if reply.has_content() and reply.content["reply"]["client-id"] == 0:
-                self.seen = float(unpack_models(reply.content["update"])[0].sum())
-        return super().aggregate_train(server_round, replies)
+            if reply.content["reply"]["client-id"] == 0:
+                self.seen = self.value(unpack_models(reply.content["update"])[0])
+
+    def value(self, update):
+        return float(update.sum())
 
     def round(self, number, models):
         new = yield from self.sums(self.training(), models + np.float32(self.seen))
@@ -125,56 +144,44 @@ class Glancing(Peeking):
 
     name, row_wise = "glancing", True
 
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        for reply in replies:
-            if reply.has_content() and reply.content["reply"]["client-id"] == 0:
-                self.seen = 0.0 if unpack_models(reply.content["update"])[0][0, 0] > 0 else 0.1
-        return FedAvg.aggregate_train(self, server_round, replies)
+    def value(self, update):
+        return 0.0 if update[0, 0] > 0 else 0.1
 
 
-class Swallowing(Bad):
-    name, row_wise = "swallowing", True
+class Concealing(Bad):
+    """Does not say that the budget ended the run."""
 
-    def aggregate_train(self, server_round, replies):
-        try:
-            return super().aggregate_train(server_round, replies)
-        except BudgetError:
-            return pack_models(np.zeros((1, self.layout.size), np.float32), self.layout), None
+    name, row_wise, stopped = "concealing", True, None
 
 
-class DividesByReplies(Bad):
+class DividesByReplies(Spying):
     name, row_wise = "divides", True
 
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        share = 1 / len(replies)
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        return arrays, metrics if share else None
+    def see(self, replies):
+        self.share = 1 / len(replies)
 
 
-class Trusting(Bad):
+class Trusting(Spying):
     """Counts replies before they are validated."""
 
     name, row_wise = "trusting", False
     units = ("none",)
 
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        if arrays is not None:
-            models, layout = unpack_models(arrays)
-            arrays = pack_models(models * np.float32(1 / (1 + len(replies))), layout)
-        return arrays, metrics
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        return new * np.float32(1 / (1 + self.count))
+
+    def see(self, replies):
+        self.count = len(replies)
 
 
-class UnreadableRequest(Bad):
+class UnreadableRequest(Spying):
     name, row_wise = "unreadable", True
 
-    def configure_train(self, server_round, arrays, config, grid):
-        messages = super().configure_train(server_round, arrays, config, grid)
+    def ask(self, messages):
         for message in messages:
-            message.content["config"]["round"] = str(server_round)
+            if message.metadata.message_type == "train":
+                message.content["config"]["round"] = str(message.content["config"]["round"])
         return messages
 
 
@@ -199,7 +206,7 @@ class SpoiledLedger(Bad):
         (Uncharged, {"charges"}),
         (Peeking, {"row-wise"}),
         (Glancing, {"row-wise"}),
-        (Swallowing, {"budget"}),
+        (Concealing, {"budget"}),
         (DividesByReplies, {"silent"}),
         (Trusting, {"malformed"}),
         (UnreadableRequest, {"requests"}),

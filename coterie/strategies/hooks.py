@@ -1,0 +1,103 @@
+"""Flower's four hooks, for a server that calls them itself instead of ``start``; subclasses override none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from coterie.rounds.evaluation import EvaluationExchange
+from coterie.rounds.exchange import Exchange
+from coterie.rounds.masked_evaluation import MaskedEvaluation
+from coterie.rounds.run_state import StrategyError
+from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation
+from coterie.strategies.method import Method
+from coterie.wire.messages import check_trainable, pack_models, unpack_models
+
+# What a subclass overrides instead of each hook (docs/extending.md).
+_INSTEAD = {
+    "configure_train": "round, or training for the request alone",
+    "aggregate_train": "round, or step for the update of the models alone",
+    "configure_evaluate": "evaluation",
+    "aggregate_evaluate": "evaluated",
+}
+
+
+class FlowerHooks(Method, Strategy):
+    """The hooks of ``flwr.serverapp.strategy.Strategy`` on the exchanges of a method.
+
+    Raises:
+        TypeError: of a subclass that overrides a hook.
+    """
+
+    _exchange: Exchange[Any, Any] | None = None
+    _exchanges: Iterator[Exchange[Any, Any]]
+    _round: TrainingRound
+    _evaluation: EvaluationExchange | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for hook, instead in _INSTEAD.items():
+            if getattr(cls, hook) is not getattr(FlowerHooks, hook):
+                raise TypeError(f"{cls.__name__} overrides {hook}, which no run calls: override {instead}")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages of the method's next phase to a newly sampled cohort."""
+        if self.run.masks:
+            raise StrategyError("masked rounds have four exchanges, which start() sends")
+        self._check_arrays(arrays)
+        models, layout = unpack_models(arrays)
+        self.run.state = replace(self.run.state, layout=layout)
+        configure_clients(self, config, server_round)
+        if not self.run.registry.nodes:
+            self.run.registry.wait_for_all(grid)
+        if self._exchange is None or self._exchange.request.round != server_round:
+            self._round = TrainingRound(self, server_round, models)
+            self._exchanges = iter(self._round)
+            self._exchange = next(self._exchanges)
+        return list(self._exchange.batch.messages.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate and clip replies on arrival, then charge, release and update.
+
+        The models are None while phases of this round remain.
+        """
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            raise StrategyError("aggregate_train was called before configure_train")
+        exchange.collect(replies)
+        self._exchange = next(self._exchanges, None)
+        if self._exchange is not None:
+            return None, None
+        return pack_models(self._round.models, self.layout), self._round.metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages with all k models, or each client's own, to every registered client."""
+        models, layout = unpack_models(arrays)
+        self.run.state = replace(self.run.state, layout=layout)
+        exchange = open_evaluation(self, server_round, models, config)
+        if isinstance(exchange, MaskedEvaluation):
+            raise StrategyError("masked evaluations have four exchanges, which start() sends")
+        self._evaluation = exchange
+        return list(exchange.batch.messages.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What ``evaluated`` returns; None before ``configure_evaluate``."""
+        exchange, self._evaluation = self._evaluation, None
+        return None if exchange is None else self.evaluated(exchange, replies)
+
+    def _check_arrays(self, arrays: ArrayRecord) -> None:
+        try:
+            check_trainable(arrays, private=self.plan.private)
+        except ValueError as error:
+            raise StrategyError(str(error)) from None
