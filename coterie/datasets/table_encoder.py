@@ -121,9 +121,6 @@ class Encoder:
         for i, column in enumerate(self._columns):
             if column.kind != "number":
                 self._add_category(x, i, column)
-        if self._schema.time_bins and targets:
-            for i in np.flatnonzero(x[:, features] < 0).tolist():
-                self._drop(len(self._schema.columns), "below 0", i)
         y = self._schema.task.encoded(x[:, features:]) if self._labelled else np.zeros(len(x))
         self._count_classes(y)
         index = self.records + np.fromiter(chunk.positions, np.int64, len(chunk.rows))

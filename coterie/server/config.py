@@ -23,6 +23,7 @@ from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema
 from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
+from coterie.fields.removed import removal
 from coterie.fields.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.models.settings import NOT_AT_RECORD_LEVEL, TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
@@ -111,6 +112,8 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
+    if text := removal(name.rpartition(".")[2]):
+        raise ConfigError(text)
     hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
@@ -211,8 +214,6 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     given = str(explicit.get(_SCHEMA, "")).strip()
     if not given:
         classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
-        if bins := explicit.get("data.time-bins"):
-            classes = str(bins).count(",") + 1
         known = classes is None or explicit.get("data.dataset") != OWN_DATA
         return dict(explicit) if known else {"data.num-classes": classes, **explicit}
     try:
@@ -828,11 +829,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         if data.columns and (data.table_schema or "x" in data.input_shape or not own_data):
             raise ConfigError(
                 f"columns = {data.columns[:60]!r} is for tables of dataset = 'own' without a schema; leave it out"
-            )
-        if data.time_bins and (data.table_schema or not own_data):
-            raise ConfigError(
-                f"time-bins = {data.time_bins[:60]!r} are for dataset = 'own' without a schema, whose [survival] has "
-                "its own; leave them out"
             )
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
