@@ -186,7 +186,7 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
     first = 0
     for chunk in file.records(positions):
         texts |= {first + i: as_text(row[0]) for i, row in zip(chunk.positions, chunk.rows, strict=True)}
-        first += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
+        first += len(chunk.rows) + len(chunk.problems)
     return texts
 
 
