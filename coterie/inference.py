@@ -38,7 +38,7 @@ from coterie.models import merged
 from coterie.models.errors import few
 from coterie.models.settings import TrainingSettings
 from coterie.results import Outcome, read_config
-from coterie.tasks import Measure, Performance, Task, TaskError, named_task, survival
+from coterie.tasks import Measure, Performance, Task, TaskError, named_task
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import CONSTANTS_FILE, MAX_EXAMPLE, CardError, ModelCard
 
@@ -161,12 +161,7 @@ class TrainedModels(Sequence[nn.Module]):
         Raises:
             TaskError: the card contradicts itself.
         """
-        if self.schema:
-            task = self.schema.task
-        elif self.card.time_bins:
-            task = survival(self.card.time_bins)
-        else:
-            task = named_task(self.card.task or "auto", self.card.num_classes)
+        task = self.schema.task if self.schema else named_task(self.card.task or "auto", self.card.num_classes)
         weights, outputs = self.card.weights or (), self.card.num_classes
         if task.num_outputs != outputs or len(weights) not in (0, outputs):
             raise TaskError(f"{outputs} outputs and {len(weights)} weights, but {task}")

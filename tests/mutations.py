@@ -1144,20 +1144,6 @@ MUTATIONS = [
         "tests/client/test_own_tables.py::test_a_run_with_another_schema_is_refused_before_the_data_are_touched",
     ),
     Mutation(
-        "a check of gradients takes a target without one",
-        "coterie/client/dpsgd.py",
-        "target = loss.probe if isinstance(loss, Task) else 0",
-        "target = 0",
-        "tests/server/test_survival.py::test_the_target_of_a_check_of_times_has_a_gradient_at_every_output",
-    ),
-    Mutation(
-        "a record that is censored within a bin counts as free of the event in it",
-        "coterie/tasks/survival.py",
-        'free = np.searchsorted(self.edges, time, side="right")',
-        'free = np.searchsorted(self.edges, time, side="right") + 1',
-        "tests/server/test_survival.py::test_a_time_becomes_the_bins_without_the_event",
-    ),
-    Mutation(
         "weights of classes scale gradients after the clip",
         "coterie/client/dpsgd.py",
         "_Together(partial(clipped_sums, model, loss=task), 3 * widths)",

@@ -40,7 +40,6 @@ ELSEWHERE = {
     ("run", "--engine", "ray"): "engine/test_ray_cluster.py",
     ("run", "--set", "recorders=tensorboard,mlflow"): "server/test_recorders.py",
     ("run", "--set", "task=multi-label"): "server/test_own_tasks.py",
-    ("run", "--set", "task=survival"): "server/test_own_tasks.py",
     ("bench",): "bench/test_bench.py",
     ("audit",): "audit/test_audit_runs.py",
     ("datasets", "--download"): "datasets/test_images.py",

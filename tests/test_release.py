@@ -107,7 +107,7 @@ def test_documented_extras_are_there():
 WITHOUT = """
 import sys
 from importlib.machinery import PathFinder
-absent = {"torchvision", "ray", "pyarrow", "openpyxl", "prometheus_client", "mlflow", "onnx", "tensorboard"}
+absent = {"torchvision", "ray", "pyarrow", "python_calamine", "prometheus_client", "mlflow", "onnx", "tensorboard"}
 class Present(PathFinder):
     @classmethod
     def find_spec(cls, name, *rest):

@@ -16,7 +16,7 @@ from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet, Units
 from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
-from coterie.tasks import AUTO, Performance, TaskError, beats_constant, multi_label, of_metrics, survival, task_of
+from coterie.tasks import AUTO, Performance, TaskError, beats_constant, multi_label, of_metrics, task_of
 from coterie.wire.messages import Layout
 
 TASKS = [
@@ -25,7 +25,6 @@ TASKS = [
     task_of(2).weighted("", "4"),
     multi_label(3),
     multi_label(4).weighted("", "1,2,3,4"),
-    survival((1.0, 2.0, 4.0)),
     task_of(0),
     task_of(0, 5.0, 2.0),
 ]

@@ -26,7 +26,7 @@ _FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
 
 
 # Scores that are not shares, and display names.
-_INDICES = ("nmi", "kappa", "ari", "roc_auc", "brier", "calibration_error", "rmse", "mae", "concordance")
+_INDICES = ("nmi", "kappa", "ari", "roc_auc", "brier", "calibration_error", "rmse", "mae")
 _NUMBERS = (*_INDICES, "groups_found", "f_loss", "mss", "switch_round", "clusters", "evaluations", "compare_seconds")
 _NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS", "nmi": "NMI", "kappa": "kappa", "ari": "ARI"}
 _NAMES |= {"roc_auc": "AUC", "sensitivity_at_90": "sensitivity at 90 % specificity", "rmse": "RMSE", "mae": "MAE"}

@@ -71,10 +71,7 @@ def client(  # long: one line per option
         typer.Option(min=0, metavar="N", help="Number of classes or labels of this client's data; 0: real targets."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="multi-label|survival", help="What models of this client's data predict.")
-    ] = None,
-    time_bins: Annotated[
-        str | None, typer.Option(metavar="30,90,...", help="Ends of the bins of time, for --task survival.")
+        str | None, typer.Option(metavar="multi-label", help="What models of this client's data predict.")
     ] = None,
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
@@ -135,7 +132,6 @@ def client(  # long: one line per option
         input_shape=input_shape,
         num_classes=num_classes,
         task=task,
-        time_bins=time_bins,
         value_range=value_range,
         columns=columns,
         pretrained=_absolute(pretrained),

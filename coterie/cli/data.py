@@ -35,10 +35,7 @@ def check(
         typer.Option(min=0, help="Without a schema: number of classes or labels of the run; 0: real targets."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="multi-label|survival", help="Without a schema: what models predict.")
-    ] = None,
-    time_bins: Annotated[
-        str | None, typer.Option(metavar="30,90,...", help="Without a schema: ends of the bins of time.")
+        str | None, typer.Option(metavar="multi-label", help="Without a schema: what models predict.")
     ] = None,
     clamped: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the records that may be clamped in a column.")
@@ -53,21 +50,22 @@ def check(
     The exit status is 1 if there are errors, no usable records, or more values clamped or filled than allowed.
     """
     if schema is None:
-        _check_by_shape(file, (input_shape, num_classes, task, time_bins), as_json)
+        _check_by_shape(file, input_shape, num_classes, task, as_json)
     else:
         _check_by_schema(file, schema, {"clamped": clamped, "filled": filled}, as_json)
 
 
-def _check_by_shape(path: Path, declared: tuple[str | None, int | None, str | None, str | None], as_json: bool) -> None:
-    """Check data without a schema, given shape, number of classes, task and bins of time of the run."""
+def _check_by_shape(
+    path: Path, input_shape: str | None, num_classes: int | None, task: str | None, as_json: bool
+) -> None:
+    """Check data without a schema, given shape, number of classes and task of the run."""
     from coterie.datasets import DataError, Declared, report
 
-    input_shape, num_classes, task, time_bins = declared
-    if (input_shape is None) != (num_classes is None and time_bins is None):
+    if (input_shape is None) != (num_classes is None):
         raise DataError("--input-shape and --num-classes describe the run together; give both, or neither")
     if task is not None and input_shape is None:
         raise DataError("--task is for data of a shape: give --input-shape too")
-    data_report = report(path, Declared.of(None, input_shape, num_classes, None, None, task, time_bins))
+    data_report = report(path, Declared.of(None, input_shape, num_classes, None, None, task))
     if as_json:
         print_json(data_report.to_json())
     else:

@@ -46,7 +46,6 @@ _DECLARED = {
     "data.table-schema": "--schema",
     "data.columns": "--columns",
     "data.task": "--task",
-    "data.time-bins": "--time-bins",
 }
 _START, _POLL, _AGAIN = 180.0, 0.3, 10  # seconds
 _REFUSED = "Failed to activate SuperNode"  # by a SuperLink that takes the node for connected

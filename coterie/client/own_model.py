@@ -131,7 +131,6 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         num_classes=known.task.num_outputs,
         task=cohort.task.given_name,
         weights=cohort.task.weights or None,
-        time_bins=known.task.time_bins or None,
         cluster=0,
         clusters=1,
         additive=isinstance(own.network, Additive),

@@ -26,8 +26,7 @@ from coterie.tasks import Task
 
 _MAX_HEADER_BYTES = 64 * 2**10
 _WAY = "fix or remove it"
-# Arrays of times until an event, which may stand in place of `y`.
-_TIMES = ("time", "event")
+_TRAIN, _TEST = ("x", "y"), ("x_test", "y_test")
 
 
 def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tuple[Records, Records | None]:
@@ -44,9 +43,7 @@ def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tu
     try:
         with zipfile.ZipFile(path) as archive:
             given = {member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")}
-            has_times = _TIMES[0] in given and "y" not in given
-            named = _TIMES if has_times and task is not None and task.time_bins else ("y",)
-            members = {name: f"{name}.npy" for name in _with_tests("x", *named) if name in given}
+            members = {name: f"{name}.npy" for name in (*_TRAIN, *_TEST) if name in given}
             size = sum(_unpacked(archive, member) for member in members.values())
             need_at_most(user_records.MAX_BYTES, size, str(path), "unpacks to")
             arrays = {name: _array(archive, member) for name, member in members.items()}
@@ -59,32 +56,13 @@ def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tu
         ) from None
     if not need_targets and arrays.keys() == {"x"}:
         return _records(f"{path}: x", arrays["x"], None), None
-    every = _with_tests("x", *named)
-    train, test = every[: len(every) // 2], every[len(every) // 2 :]
-    needed = every if arrays.keys() & {*test} else train
+    parts = (_TRAIN, _TEST) if arrays.keys() & {*_TEST} else (_TRAIN,)
+    needed = [name for names in parts for name in names]
     for name in needed:
         if name not in arrays:
-            hint = "; for times until an event, set task = survival" if has_times and name == "y" else ""
-            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}{hint}")
-    records = _records_of(path, train, arrays, task)
-    return records, _records_of(path, test, arrays, task) if needed is every else None
-
-
-def _with_tests(*names: str) -> list[str]:
-    """Return names of arrays, and then those of test data."""
-    return [*names, *(f"{name}_test" for name in names)]
-
-
-def _records_of(path: Path, names: list[str], arrays: dict[str, Array], task: Task | None) -> Records:
-    """Return the records of arrays: examples, and targets or the numbers of which they are made."""
-    where = f"{path}: {', '.join(names)}"
-    x, *targets = (arrays[name] for name in names)
-    if len(targets) == 2:
-        if any(values.ndim != 1 for values in targets) or len(targets[0]) != len(targets[1]):
-            shapes = " and ".join(str(values.shape) for values in targets)
-            raise DataError(f"{where}: times and events must have shape (n,), not {shapes}")
-        targets = [np.stack(targets, axis=1)]
-    return _records(where, x, targets[0], task)
+            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
+    train, *test = (_records(f"{path}: {x}, {y}", arrays[x], arrays[y], task) for x, y in parts)
+    return train, test[0] if test else None
 
 
 def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
@@ -156,7 +134,7 @@ def _check_arrays(where: str, x: Array, y: Array, cells: int) -> None:
             raise DataError(f"{where}: {shortened(values.dtype)} {NOT_NUMERIC}")
     of_target = () if cells == 1 else (cells,)
     if not y.ndim or y.shape[1:] != of_target or x.ndim < 2 or len(x) != len(y):
-        ways = "; for several labels of a record set task = multi-label, for times and events task = survival"
+        ways = "; for several labels of a record set task = multi-label"
         shape = "(n,)" if cells == 1 else f"(n, {cells})"
         way = ways if cells == 1 and y.ndim == 2 else ""
         raise DataError(f"{where} must have shapes (n, ...) and {shape}, not {x.shape} and {y.shape}{way}")

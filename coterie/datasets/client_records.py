@@ -129,7 +129,7 @@ def _with_names(records: Records, schema: TableSchema | None, task: Task | None)
     names = records.label_names if schema is None else schema.class_names
     if task is None:
         return records
-    if not names and not task.time_bins:
+    if not names:
         names = tuple(map(str, range(task.num_outputs)))
     return replace(records, class_names=task.target_names(names), label_names=names)
 

@@ -1,4 +1,4 @@
-"""Read the list of an image folder that says what each image has: several labels, a time and an event, or a number."""
+"""Read the list of an image folder that says what each image has: several labels, or a number."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LABELS = "labels.csv"
 LIST_FILES = (LABELS, str(Path(LABELS).with_suffix(SITE_SUFFIX)))
 # Column of the paths of images, relative to the folder of the list.
 _FILE = "file"
-# Columns of a time and an event, and of a real target.
-_TIMES, _REAL = ("time", "event"), ("target",)
+# Column of a real target.
+_REAL = "target"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def read_labels(folder: Path, home: Path, task: Task, names: list[str] | None) -
     Args:
         folder: of the images.
         home: folder that holds it.
-        task: a multi-label task, one of times, or a regression.
+        task: a multi-label task, or a regression.
         names: of the labels, in the order of the run; None: they are named 0, 1, ....
 
     Raises:
@@ -54,7 +54,7 @@ def read_labels(folder: Path, home: Path, task: Task, names: list[str] | None) -
     if base is None:
         return None
     path = base / LABELS
-    columns = _numbers(task) or _label_names(path, task, names)
+    columns = (_REAL,) if task.real else _label_names(path, task, names)
     schema = _schema(columns, task)
     table = read_table(path, schema)
     texts = column_texts(path, schema, _FILE)
@@ -68,12 +68,12 @@ def read_labels(folder: Path, home: Path, task: Task, names: list[str] | None) -
         elif base == folder or file.is_relative_to(folder):
             targets[file] = target
     named = frozenset(base / PurePosixPath(text) for text in texts.values())
-    return ImageLabels(targets, () if _numbers(task) else columns, named, tuple(problems))
+    return ImageLabels(targets, () if task.real else columns, named, tuple(problems))
 
 
 def no_labels(folder: Path, task: Task) -> str:
     """Return an error: a folder has no list, which the task needs."""
-    columns = ",".join((_FILE, *(_numbers(task) or map(str, range(task.num_outputs)))))
+    columns = ",".join((_FILE, *map(str, range(task.num_outputs))))
     return (
         f"{folder} has no {LABELS}; for {task}, write one with the columns {columns} and one row for each image, such "
         "as a.png"
@@ -89,22 +89,12 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def _numbers(task: Task) -> tuple[str, ...]:
-    """Return the columns of the numbers that a task needs; empty: it needs labels."""
-    if task.time_bins:
-        return _TIMES
-    return _REAL if task.real else ()
-
-
 def _schema(columns: tuple[str, ...], task: Task) -> TableSchema:
     """Return how the list is read: as the targets of a table without features."""
     if task.real:
         return TableSchema(Column(columns[0]), (), (), None)
-    event = [Column(name, "boolean", values=BOOLEAN) for name in columns]
-    if task.time_bins:
-        first, more, edges = Column(columns[0]), event[1:], task.time_bins
-        return TableSchema(first, (), (), None, more_targets=tuple(more), time_bins=edges)
-    return TableSchema(event[0], columns, (), None, more_targets=tuple(event[1:]))
+    first, *others = (Column(name, "boolean", values=BOOLEAN) for name in columns)
+    return TableSchema(first, columns, (), None, more_targets=tuple(others))
 
 
 def _label_names(path: Path, task: Task, names: list[str] | None) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ class Loss:
 
     Attributes:
         reason: such as "unsupported file type .dcm".
-        unit: "record"; or "file" or "sheet" if it was not read, and so may hold several records.
-        count: number of records or files.
+        unit: "record"; "cell"; or "file" or "sheet" if it was not read, and so may hold several records.
+        count: number of them.
         effect: "left out"; or, of records that are used, such as "clamped".
         examples: their first names or rows.
         classes: number by class, of those whose class is known.

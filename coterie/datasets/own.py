@@ -8,7 +8,7 @@ A path refers to one of
 - a folder of `.parquet` files, in itself or in folders `key=value`;
 - a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
   line. The list keeps class numbers consistent between clients that lack a class;
-- a folder of images with a list `labels.csv`, if a record has several labels, or a time and an event;
+- a folder of images with a list `labels.csv`, if a record has several labels;
 - a folder with `train` and, for test data, `test`, each in one of these formats.
 
 With a schema (:mod:`coterie.datasets.schema`), tables may have any columns.
@@ -52,7 +52,8 @@ from coterie.datasets.tables import (
 )
 from coterie.datasets.user_files import find, is_table, read
 from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
-from coterie.tasks import Task, TaskError, multi_label, parse_bins, survival, task_of
+from coterie.fields.removed import removal
+from coterie.tasks import Task, TaskError, multi_label, task_of
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -113,7 +114,6 @@ class Declared(Facts):
         value_range: str | None,
         columns: str | None = None,
         task: str | None = None,
-        time_bins: str | None = None,
     ) -> Declared | None:
         """Return the declaration of a node configuration; None: it declares nothing.
 
@@ -124,7 +124,6 @@ class Declared(Facts):
             value_range: such as `"0:1"`; None for no limit.
             columns: names of the features of a table without a schema, as in the setting; None: those of the run.
             task: what models predict, as in the setting; None: classes or real targets.
-            time_bins: ends of the bins of time, as in the setting; None: there are none.
 
         Raises:
             DataError: a value is invalid, or the schema has errors.
@@ -132,11 +131,11 @@ class Declared(Facts):
         if schema is not None:
             loaded = TableSchema.load(schema)
             return cls("vectors", (loaded.num_features,), loaded.task, loaded)
-        if input_shape is None or (num_classes is None and time_bins is None):
+        if input_shape is None or num_classes is None:
             return None
         shape = _shape(input_shape)
         kind = "images" if len(shape) == 3 else "vectors"
-        named = own_task(task or "auto", num_classes, time_bins or "")
+        named = own_task(task or "auto", num_classes)
         return cls(kind, shape, named, columns=_columns(columns or "", shape), span=_span(value_range))
 
     __str__ = Facts.__str__
@@ -150,7 +149,6 @@ def facts(
     table_schema: str | None = None,
     columns: str = "",
     task: str = "auto",
-    time_bins: str = "",
 ) -> Facts:
     """Return the facts about a data set; only a `module:function` is loaded.
 
@@ -162,7 +160,6 @@ def facts(
         table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
         columns: names of the features of tables without a schema, as in the setting.
         task: what models of `OWN_DATA` predict, as in the setting.
-        time_bins: ends of the bins of time of `OWN_DATA`, as in the setting; empty: there are none.
 
     Raises:
         DataError: the shape or the schema is invalid, or the data set unknown.
@@ -176,7 +173,7 @@ def facts(
             schema = TableSchema.parse(table_schema)
             return Facts("vectors", (schema.num_features,), schema.task, schema, schema.reach or TYPICAL)
         shape = _shape(input_shape)
-        predicted = own_task(task, num_classes, time_bins)
+        predicted = own_task(task, num_classes)
         if len(shape) == 3:
             return Facts("images", shape, predicted)
         return Facts("vectors", shape, predicted, None, TYPICAL, _columns(columns, shape))
@@ -187,27 +184,19 @@ def facts(
     return Facts(source.kind, source.train_x.shape[1:], source.task)
 
 
-def own_task(name: str, num_classes: int | None, time_bins: str) -> Task:
+def own_task(name: str, num_classes: int | None) -> Task:
     """Return the task of clients' own data without a schema.
 
     Args:
-        name: as the setting `task` has it; only "multi-label" and "survival" differ from what the classes say.
-        num_classes: number of classes, or of labels; 0: real targets. None: the bins say it.
-        time_bins: ends of the bins of time; empty: there are none.
+        name: as the setting `task` has it; only "multi-label" differs from what the classes say.
+        num_classes: number of classes, or of labels; 0: real targets.
 
     Raises:
-        DataError: they contradict each other, or one is missing.
+        DataError: the number is missing, or the task cannot have it.
     """
+    if text := removal(f"task = {name}"):
+        raise DataError(text)
     try:
-        if time_bins or name == "survival":
-            if name not in ("auto", "survival"):
-                raise DataError(f"time-bins = {time_bins!r} are of task = survival, not {name}; leave one of them out")
-            if not time_bins:
-                raise DataError("task = survival: set time-bins, the public ends of the bins, such as 30,90,365")
-            edges = parse_bins(time_bins)
-            if num_classes not in (None, len(edges)):
-                raise DataError(f"num-classes = {num_classes}: there are {len(edges)} time-bins; leave it out")
-            return survival(edges)
         if num_classes is None:
             raise DataError("num-classes is missing: set the number of classes or labels, or 0 for real targets")
         return multi_label(num_classes) if name == "multi-label" else task_of(num_classes)

@@ -4,7 +4,7 @@ A schema is a TOML file (docs/tables.md):
 
     version = 1
 
-    [label]                                  # or [target], of a regression, [labels], or [survival]
+    [label]                                  # or [target], of a regression, or [labels]
     column = "diagnosis"
     classes = ["benign", "malignant"]
 
@@ -48,8 +48,9 @@ from coterie.datasets.site_columns import SiteColumn
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import as_text, composed
 from coterie.fields import FEATURE_RANGE
+from coterie.fields.removed import removal
 from coterie.files import FileError, read_text
-from coterie.tasks import MAX_LABELS, Task, TaskError, multi_label, survival, task_of
+from coterie.tasks import MAX_LABELS, Task, multi_label, task_of
 
 #: Characters of a schema, and its numbers of columns and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
@@ -197,9 +198,7 @@ class TableSchema:
         columns: columns of the features, in the order of the features.
         ignore: other columns that a file may have; None: any.
         file: how the file is written.
-        more_targets: columns of further labels of a record, whose names are in `class_names`; or of the event, if
-            `label` is the time until it.
-        time_bins: ends of the bins of time; empty: there is no time.
+        more_targets: columns of further labels of a record, whose names are in `class_names`.
         unit: column that names the patient, or another unit, of each record; None: each record is its own.
     """
 
@@ -210,7 +209,6 @@ class TableSchema:
     file: FileFormat = FileFormat()
     unit: UnitColumn | None = None
     more_targets: tuple[Column, ...] = ()
-    time_bins: tuple[float, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> TableSchema:
@@ -289,9 +287,6 @@ class TableSchema:
     @property
     def _contract_of_targets(self) -> dict[str, Any]:
         label = self.label.to_dict()
-        if self.time_bins:
-            named = {"time": self.label.name, "event": self.more_targets[0].name, "time-bins": list(self.time_bins)}
-            return {"survival": {**named, "missing": self.label.missing, "censored": self.label.censored}}
         if self.more_targets:
             rules = {"missing": self.label.missing, "unknown": self.label.unknown}
             return {"labels": {"columns": list(self.class_names), **rules}}
@@ -315,8 +310,6 @@ class TableSchema:
     @cached_property
     def task(self) -> Task:
         """What models predict."""
-        if self.time_bins:
-            return survival(self.time_bins)
         if self.more_targets:
             return multi_label(len(self.targets))
         return task_of(self.num_classes, self.label.mean, self.label.scale)
@@ -472,12 +465,14 @@ def _schema(table: _Table) -> TableSchema:
     if version != _VERSION or type(version) is not int:
         problem = "version is missing" if version is None else f"version = {_shown(version)}"
         table.error(f"{problem}; this release reads version = {_VERSION}")
-    kinds = {"label": _label, "target": _target, "labels": _labels, "survival": _survival}
+    kinds = {"label": _label, "target": _target, "labels": _labels}
     given = [kind for kind in kinds if kind in table]
     if len(given) != 1:
+        removed = removal("[survival]") if "survival" in table else ""
+        table.get("survival")
         table.error(
-            "must have one of [label], for classes, [target], for real targets, [labels], for several labels, and "
-            "[survival], for times until an event"
+            removed
+            or "must have one of [label], for classes, [target], for real targets, and [labels], for several labels"
         )
     kind = given[0] if given else "label"
     targets, names = kinds[kind](table.table(kind))
@@ -488,8 +483,7 @@ def _schema(table: _Table) -> TableSchema:
     columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
     ignore = _ignored(table, ())
     unit = _unit_column(table.table("unit")) if "unit" in table else None
-    bins = _time_bins(table.table("survival")) if kind == "survival" else ()
-    schema = TableSchema(targets[0], names, columns, ignore, unit=unit, more_targets=targets[1:], time_bins=bins)
+    schema = TableSchema(targets[0], names, columns, ignore, unit=unit, more_targets=targets[1:])
     schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
     _check_names(schema, table)
@@ -558,28 +552,6 @@ def _labels(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     table.finish()
     columns = (Column(name, "boolean", values=BOOLEAN, missing=missing, unknown=unknown) for name in names)
     return tuple(columns), names
-
-
-def _survival(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    time, event = table.name("time"), table.name("event")
-    table.get("time-bins")
-    missing, censored = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "censored"))
-    table.finish()
-    of_event = Column(event, "boolean", values=BOOLEAN, missing=missing)
-    return (Column(time, missing=missing, censored=censored), of_event), ()
-
-
-def _time_bins(table: _Table) -> tuple[float, ...]:
-    """Return the ends of the bins of time."""
-    given = table.get("time-bins")
-    numbers = [_finite(end) for end in given] if isinstance(given, list) else []
-    edges = tuple(end for end in numbers if end is not None)
-    try:
-        survival(edges if len(edges) == len(numbers) else ())
-    except TaskError as error:
-        table.error(f"time-bins = {_shown(given)}: {error}")
-        return (1.0,)
-    return edges
 
 
 def _target(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:

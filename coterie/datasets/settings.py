@@ -40,24 +40,13 @@ class DataFiles(Settings):
         client=True,
     )
     num_classes: int | None = setting(
-        None,
-        "own: public number of classes, labels or bins of time; 0: real targets",
-        at_least=0,
-        at_most=1_000_000,
-        client=True,
+        None, "own: public number of classes or labels; 0: real targets", at_least=0, at_most=1_000_000, client=True
     )
     task: str = setting(
         "auto",
         "what models predict; auto: as the table-schema or the data set says; own data without a schema: classes, "
         "or real targets",
         choices=("auto", *NAMES),
-        client=True,
-    )
-    time_bins: str = setting(
-        "",
-        "own, task = survival, without a table-schema: public ends of the bins of time, which begin at 0",
-        allowed="growing numbers, separated by commas",
-        longest=MAX_SCHEMA,
         client=True,
     )
     table_schema: str = setting(
@@ -87,7 +76,7 @@ class DataFiles(Settings):
             DataError: they are incomplete, or contradict each other.
         """
         names = self.dataset, self.input_shape, self.num_classes, folder, self.table_schema, self.columns
-        return facts(*names, self.task, self.time_bins)
+        return facts(*names, self.task)
 
 
 @dataclass(frozen=True)

@@ -97,14 +97,13 @@ class Encoder:
         """Encode the next records."""
         for problem in chunk.problems:
             finding = self._finding("", problem.what, "dropped", False, problem.hint)
-            for i in range(problem.lines):
-                finding.add(problem.number + i, problem.value)
-            finding.by_class[""] += problem.lines
+            finding.add(problem.number, problem.value)
+            finding.by_class[""] += 1
         for note in chunk.notes:
             self._finding("", note.what, "kept", True, note.hint).add(note.number, note.value)
         for part in chunk.parts(max(1, min(_CHUNK, _CHUNK_FEATURES // max(1, self._schema.num_features)))):
             self._add(part)
-        self.records += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
+        self.records += len(chunk.rows) + len(chunk.problems)
 
     def _add(self, chunk: Chunk) -> None:
         self._chunk, self._dropped, self._damaged = chunk, [], set()
@@ -121,9 +120,6 @@ class Encoder:
         for i, column in enumerate(self._columns):
             if column.kind != "number":
                 self._add_category(x, i, column)
-        if self._schema.time_bins and targets:
-            for i in np.flatnonzero(x[:, features] < 0).tolist():
-                self._drop(len(self._schema.columns), "below 0", i)
         y = self._schema.task.encoded(x[:, features:]) if self._labelled else np.zeros(len(x))
         self._count_classes(y)
         index = self.records + np.fromiter(chunk.positions, np.int64, len(chunk.rows))

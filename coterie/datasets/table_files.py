@@ -1,8 +1,8 @@
 """Read text tables: bytes to records of cells.
 
 Records follow RFC 4180: a quoted cell may contain line breaks, and a record ends where its quotes do. A record has at
-most `MAX_RECORD_LINES` lines and `MAX_LINE` characters, so that an unclosed quote swallows no more than these. What is
-lost is counted by lines.
+most `MAX_RECORD_LINES` lines and `MAX_LINE` characters. A file with a record that cannot be read, such as one with an
+unclosed quote, is refused: where the next record begins would be a guess.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -55,14 +56,12 @@ class Problem:
         number: of its first line, from 1.
         what: such as "another number of cells than the 4 column names".
         value: its value, such as "5 cells".
-        lines: that may be records of their own, and cannot be read either.
         hint: which setting would help.
     """
 
     number: int
     what: str
     value: str = ""
-    lines: int = 1
     hint: str = ""
 
 
@@ -186,7 +185,7 @@ def _records(
             for number in skipped:
                 if first <= number < first + len(lines):
                     lines[number - first] = "\n"
-            chunk, end = _chunk(lines, first, delimiter, width + form.trailing_delimiter, following is None)
+            chunk, end = _chunk(path, lines, first, delimiter, width + form.trailing_delimiter, following is None)
             if form.trailing_delimiter:
                 chunk = _without_last(chunk)
             text = "".join(lines[:end])
@@ -265,91 +264,64 @@ def _blocks(file: TextIO, path: Path) -> Iterator[list[str]]:
         yield [rest]
 
 
-def _chunk(lines: Sequence[str], first: int, delimiter: str, width: int, final: bool) -> tuple[Chunk, int]:
-    """Return the records of some lines, and the number of lines that they have; the others are part of a record."""
-    try:
+def _chunk(path: Path, lines: Sequence[str], first: int, delimiter: str, width: int, final: bool) -> tuple[Chunk, int]:
+    """Return the records of some lines, and the number of lines that they have; the others are part of a record.
+
+    Raises:
+        DataError: a record cannot be read.
+    """
+    with suppress(csv.Error):
         rows = list(_reader(iter(lines), delimiter))
-    except csv.Error:
-        return _one_by_one(lines, first, delimiter, width, final)
-    plain = len(rows) == len(lines) and max(map(len, lines), default=0) <= MAX_LINE
-    if plain and set(map(len, rows)) <= {width} and all(map(any, rows)):
-        return Chunk(range(first, first + len(rows)), rows, range(len(rows))), len(lines)
-    return _one_by_one(lines, first, delimiter, width, final)
+        plain = len(rows) == len(lines) and max(map(len, lines), default=0) <= MAX_LINE
+        if plain and set(map(len, rows)) <= {width} and all(map(any, rows)):
+            return Chunk(range(first, first + len(rows)), rows, range(len(rows))), len(lines)
+    return _one_by_one(path, lines, first, delimiter, width, final)
 
 
-def _one_by_one(lines: Sequence[str], first: int, delimiter: str, width: int, final: bool) -> tuple[Chunk, int]:
-    """Do what `_chunk` does for lines with blank lines, quoted line breaks, or damage."""
-    cursor, count = _Cursor(lines), 0
+def _one_by_one(
+    path: Path, lines: Sequence[str], first: int, delimiter: str, width: int, final: bool
+) -> tuple[Chunk, int]:
+    """Do what `_chunk` does for lines with blank lines, quoted line breaks, or other numbers of cells."""
+    cursor = _Cursor(lines)
     reader = _reader(cursor, delimiter)
     numbers, rows, positions, problems = list[int](), list[list[str]](), list[int](), list[Problem]()
     while (start := cursor.begin()) < len(lines):
-        hint = ""
+        number = first + start
         try:
             cells = next(reader)
         except csv.Error as error:
             if cursor.ended and not final:
                 break
-            what, value = f"cells that cannot be read ({error})", ""
-        else:
-            if not lines[start].replace(delimiter, "").strip():
-                continue
-            if len(cells) == width:
-                numbers.append(first + start)
-                rows.append(cells)
-                positions.append(count)
-                count += 1
-                continue
-            what, value = f"another number of cells than the {width} column names", f"{len(cells)} cells"
-            if len(cells) == width + 1 and not cells[-1]:
-                hint = "every record may end with a delimiter with trailing-delimiter = true"
-        lost = 1
-        if what.startswith("cells") or cursor.position - start > 1:
-            lost = _lost(lines[start:], cursor.position - start, delimiter, width, final)
-        if not lost:
-            break
-        cursor.position = start + lost
-        problems.append(Problem(first + start, what, value, lost, hint))
-        count += lost
+            raise _unreadable(path, number, str(error)) from None
+        if not lines[start].replace(delimiter, "").strip():
+            continue
+        if len(cells) == width:
+            numbers.append(number)
+            positions.append(len(positions) + len(problems))
+            rows.append(cells)
+            continue
+        if cursor.position - start > 1:  # an open quote may have joined several records
+            raise _unreadable(path, number, f"{len(cells)} cells in {cursor.position - start} lines, expected {width}")
+        more = len(cells) == width + 1 and not cells[-1]
+        hint = "every record may end with a delimiter with trailing-delimiter = true" if more else ""
+        what = f"another number of cells than the {width} column names"
+        problems.append(Problem(number, what, f"{len(cells)} cells", hint))
     return Chunk(numbers, rows, positions, problems), start
 
 
-def _lost(lines: Sequence[str], read: int, delimiter: str, width: int, final: bool) -> int:
-    """Return how many lines are lost with a record that cannot be read; 0 if more lines are needed to tell.
-
-    If its first line has all cells, the following lines are other records. Otherwise, they may be the rest of a text,
-    up to the next line with a quote that is no record: all are lost, because no record may be made of them.
-
-    Args:
-        lines: from the first one of the record.
-        read: number of lines up to the one at which the record could not be read.
-        delimiter: between cells.
-        width: number of cells of a record.
-        final: whether the file ends after the lines.
-    """
-    if lines[0].count(delimiter) + 1 == width:
-        truncated = final and read == len(lines) > 1 and not any('"' in line for line in lines[1:])
-        return read if truncated and len(next(_reader(iter(lines[:1]), delimiter, strict=False))) == width else 1
-    if read > 1:
-        return read - _is_record(lines[read - 1], delimiter, width)
-    for i, line in enumerate(lines[1:MAX_RECORD_LINES], 1):
-        if '"' in line:
-            return 1 if _is_record(line, delimiter, width) else i + 1
-    return 1 if final or len(lines) >= MAX_RECORD_LINES else 0
+def _unreadable(path: Path, number: int, problem: str) -> DataError:
+    return DataError(
+        f"{path}: the record that begins in line {number:,} cannot be read ({problem}); close every quote, and double "
+        "those within a quoted cell"
+    )
 
 
-def _is_record(line: str, delimiter: str, width: int) -> bool:
-    try:
-        return len(next(_reader(iter([line]), delimiter), [])) == width
-    except csv.Error:
-        return False
-
-
-def _reader(lines: Iterator[str], delimiter: str, strict: bool = True) -> Any:
-    return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
+def _reader(lines: Iterator[str], delimiter: str) -> Any:
+    return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
 
 
 class _Cursor:
-    """Yields lines, and can go back to the line after the first of a record.
+    """Yields lines, and limits those of a record.
 
     Attributes:
         position: of the next line.

@@ -32,6 +32,7 @@ from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parque
 from coterie.datasets.units import Units, is_held_out_unit
 from coterie.datasets.user_records import (
     TABLE_SUFFIXES,
+    WORKBOOK_SUFFIXES,
     Records,
     is_held_out,
     need_at_most,
@@ -72,7 +73,7 @@ _DRAFT = """[[columns]]
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True, units: bool = True) -> Table:
-    """Read a `.csv`, `.tsv`, `.parquet` or `.xlsx` file, or a folder of `.parquet` files.
+    """Read a text, parquet or spreadsheet file, or a folder of `.parquet` files.
 
     Args:
         path: the file or folder.
@@ -185,14 +186,14 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
     first = 0
     for chunk in file.records(positions):
         texts |= {first + i: as_text(row[0]) for i, row in zip(chunk.positions, chunk.rows, strict=True)}
-        first += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
+        first += len(chunk.rows) + len(chunk.problems)
     return texts
 
 
 def table_records(
     path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
 ) -> tuple[Records, None]:
-    """Read the records of a `.csv`, `.tsv`, `.parquet` or `.xlsx` file, or of a folder of `.parquet` files.
+    """Read the records of a text, parquet or spreadsheet file, or of a folder of `.parquet` files.
 
     Args:
         path: the file or folder.
@@ -450,7 +451,7 @@ def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     need_regular(path)
     if suffix_of(path) == ".parquet":
         return parquet_table(path)
-    return excel_table(path, form) if suffix_of(path) == ".xlsx" else text_table(path, form, wanted)
+    return excel_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
 
 
 def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:

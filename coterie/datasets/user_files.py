@@ -125,10 +125,7 @@ def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Reco
 
 
 def _refused_table(path: Path, need_targets: bool, task: Task) -> tuple[Records, None]:
-    raise DataError(
-        f"{path}: a table of {task} needs a schema with {'[survival]' if task.time_bins else '[labels]'}: set "
-        "table-schema (docs/tables.md)"
-    )
+    raise DataError(f"{path}: a table of {task} needs a schema with [labels]: set table-schema (docs/tables.md)")
 
 
 def _part(path: Path, home: Path, shape: Shape | None, readers: Readers, task: Task | None) -> Records:

@@ -18,8 +18,9 @@ from coterie.datasets.units import Units, is_held_out_by
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
-#: Suffixes of tables, and of all files.
-TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz", ".xlsx")
+#: Suffixes of workbooks, of all tables, and of all files.
+WORKBOOK_SUFFIXES = (".xlsx", ".xls", ".xlsb", ".ods")
+TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOK_SUFFIXES)
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 #: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
 MAX_BYTES = 4 * 2**30

@@ -24,7 +24,7 @@ from coterie.fields import (
 )
 
 # Values of the setting `task`.
-_TASKS = ("multi-class", "binary", "multi-label", "regression", "survival")
+_TASKS = ("multi-class", "binary", "multi-label", "regression")
 #: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
 APP_HASH = "COTERIE_APP_HASH"
 #: Least number of clients in a masked round, unless a node configuration states another one.
@@ -45,9 +45,8 @@ class NodeConfig(Fields):  # large: one field per key
         delta: of the budget.
         diagnostics: whether the client may be evaluated exactly, outside its guarantee; a trusted server always may.
         input_shape: declared shape of an example, such as `1x28x28`, or `16`.
-        num_classes: declared number of classes, or of labels; 0 for real targets. None: the bins of time say it.
+        num_classes: declared number of classes, or of labels; 0 for real targets.
         task: declared task, as the setting `task`; None: classes or real targets, or that of the schema.
-        time_bins: declared ends of the bins of time, such as `30,90,365`.
         value_range: minimum and maximum to which vectors are clamped, such as `0:1`.
         columns: names of the features of its table without a schema, in order; None: those of the run.
         pretrained: file of the public initial parameters of runs that start from some; None: it takes part in none of
@@ -85,7 +84,6 @@ class NodeConfig(Fields):  # large: one field per key
     input_shape: str | None = None
     num_classes: Annotated[int | None, Bounds(0, COUNT.high)] = None
     task: Annotated[str | None, OneOf(_TASKS)] = None
-    time_bins: str | None = None
     value_range: str | None = None
     columns: str | None = None
     pretrained: str | None = None
@@ -109,9 +107,8 @@ class NodeConfig(Fields):  # large: one field per key
             raise DeployError(problem)
 
     def _problems(self) -> list[str]:
-        shape, bins = self.input_shape is not None, self.time_bins is not None
+        shape, classes = self.input_shape is not None, self.num_classes is not None
         budget = self.epsilon is not None or self.delta is not None
-        classes = self.num_classes is not None or bins
         rules = {
             "epsilon and delta form one budget: set both or neither": (self.epsilon is None) != (self.delta is None),
             f"guarantee = {MASKED_SUMS} requires roster and state-dir, by which the client has keys to mask with; set "
@@ -130,8 +127,8 @@ class NodeConfig(Fields):  # large: one field per key
             "schema declares shape and classes: leave out input-shape, num-classes and value-range": (
                 self.schema is not None and (shape or classes or self.value_range is not None)
             ),
-            "task and time-bins declare the data beside input-shape; leave them out with a schema": (
-                not shape and (self.task is not None or bins)
+            "task declares the data beside input-shape; leave it out with a schema": (
+                not shape and self.task is not None
             ),
             "value-range requires input-shape and num-classes": self.value_range is not None and not shape,
             "columns requires input-shape and num-classes": self.columns is not None and not shape,
@@ -145,10 +142,9 @@ class NodeConfig(Fields):  # large: one field per key
         return broken + [f"{key} must be an absolute path" for key in relative]
 
     @property
-    def declaration(self) -> tuple[str | None, str | None, int | None, str | None, str | None, str | None, str | None]:
-        """What it declares about the data: schema, shape, number of classes, range, columns, task and bins of time."""
-        of_table = self.schema, self.input_shape, self.num_classes, self.value_range, self.columns
-        return (*of_table, self.task, self.time_bins)
+    def declaration(self) -> tuple[str | None, str | None, int | None, str | None, str | None, str | None]:
+        """What it declares about the data: schema, shape, number of classes, range, columns and task."""
+        return self.schema, self.input_shape, self.num_classes, self.value_range, self.columns, self.task
 
     @property
     def _has_masking_keys(self) -> bool:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
+from coterie.fields.removed import removal
+
 #: Characters of a text, and of the schema of tables.
 MAX_TEXT, MAX_SCHEMA = 4096, 2**20
 # Characters of a value in an error.
@@ -163,7 +165,8 @@ class Kind:
 
     def _check_text(self, key: str, text: str) -> None:
         if self.choices and text not in self.choices:
-            raise FieldError(f"{key} is {repr(text)[:_LONGEST_SHOWN]}; expected one of {', '.join(self.choices)}")
+            expected = f"{key} is {repr(text)[:_LONGEST_SHOWN]}; expected one of {', '.join(self.choices)}"
+            raise FieldError(removal(f"{key} = {text}") or expected)
         if len(text) > self.longest:
             raise FieldError(f"{key} has {len(text)} characters; expected at most {self.longest}")
 

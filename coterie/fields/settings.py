@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from coterie.fields import MAX_TEXT, Bounds, Kind, key_of
 from coterie.fields.plugins import form, provided
+from coterie.fields.removed import removal
 
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
 AUTO = "auto"
@@ -90,6 +91,8 @@ class Setting(Kind):  # large: one field per property of a setting
             raise ConfigError(f"{self.name} has {len(parsed)} characters: must have at most {self.longest}")
         number = self.kind in (int, float)
         if parsed is None or (number and parsed not in self.bounds) or not self.check(parsed):
+            if text := removal(f"{self.key} = {value}"):
+                raise ConfigError(text)
             auto = f"{AUTO!r} or " if self.optional else ""
             hint = suggestion(str(value), self.allowed.split(", ")) if self.kind is str else ""
             raise ConfigError(f"{self.name} = {value!r}: must be {auto}{self.allowed}{hint}")

@@ -26,12 +26,6 @@ def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
         ]
     if scores.label_rate is not None:
         return _of_labels(scores)
-    if scores.survival is not None:
-        nats = f"the Kaplan-Meier curve has {_decimals(scores.baseline_log_loss)}"
-        return [
-            ("Concordance of all records", _decimals(scores.concordance), "0.5 is chance"),
-            ("Log loss", _decimals(scores.log_loss), nats),
-        ]
     if scores.baseline_accuracy is None:
         return []
     constant = ("Constant prediction", formats.percent(scores.baseline_accuracy), "always the most frequent class")
@@ -102,8 +96,6 @@ def _recalls(scores: Diagnostics) -> str:
 def _constant(scores: Diagnostics) -> str:
     if scores.rmse is not None:
         return f"the mean of the targets (root mean squared error {formats.number(scores.baseline_rmse)})"
-    if scores.survival is not None:
-        return "one Kaplan-Meier curve for all records (concordance 0.5)"
     if scores.label_rate is not None:
         return f"the share of each label (Brier score {_decimals(scores.baseline_brier)})"
     return f"always the most frequent class ({formats.percent(scores.baseline_accuracy)})"

@@ -23,6 +23,7 @@ from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema
 from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
+from coterie.fields.removed import removal
 from coterie.fields.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.models.settings import NOT_AT_RECORD_LEVEL, TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
@@ -77,22 +78,6 @@ _MECHANISM = "privacy.mechanism"
 # Settings that have no effect without privacy.
 _REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
 _KEYS_HINT = "`coterie run --keys` lists all settings"
-#: Settings of earlier versions, and what to use instead.
-REMOVED: Mapping[str, str] = {
-    "aggregation.server-momentum": "the server's optimizers have 0.9 with momentum, and 0 with adam",
-    "deployment.authority": "ca.crt beside the roster has the authority",
-    "deployment.metrics-host": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
-    "deployment.metrics-port": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
-    "deployment.roster": "set COTERIE_ROSTER in the environment of the ServerApp",
-    "privacy.clip-factor": "adaptive clipping is to half of the median of norms",
-    "privacy.clip-quantile": "adaptive clipping is to half of the median of norms",
-    "recording.mlflow-experiment": "set MLFLOW_EXPERIMENT_NAME in the environment",
-    "recording.mlflow-uri": "set MLFLOW_TRACKING_URI in the environment",
-    "simulation.client-cpus": "use coterie run --engine ray --client-cpus",
-    "simulation.ray-address": "set RAY_ADDRESS in the environment",
-    "training.choose": "clients choose by the loss, which training.loss changes, also beside a trainer of your own",
-    "training.scheduler": "a trainer changes the step size from step to step (docs/extending.md)",
-}
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
 _UNPARTITIONED = {
@@ -120,16 +105,10 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
-    if removal := _removal(name):
-        raise ConfigError(f"{removal}; leave it out")
+    if text := removal(name.rpartition(".")[2]):
+        raise ConfigError(text)
     hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
-
-
-def _removal(name: str) -> str:
-    """Return that a setting was removed, given its full name or its last part, and what to use; empty for others."""
-    removed = (full for full in REMOVED if name in (full, full.rpartition(".")[2]))
-    return next((f"the setting {full} was removed: {REMOVED[full]}" for full in removed), "")
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,8 +207,6 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     given = str(explicit.get(_SCHEMA, "")).strip()
     if not given:
         classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
-        if bins := explicit.get("data.time-bins"):
-            classes = str(bins).count(",") + 1
         known = classes is None or explicit.get("data.dataset") != OWN_DATA
         return dict(explicit) if known else {"data.num-classes": classes, **explicit}
     try:
@@ -315,10 +292,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             ConfigError: see the class; or an earlier version had further settings.
         """
         for name in flat(values):
-            if removal := _removal(name):
-                raise ConfigError(
-                    f"{removal}; resume the run with the version that began it, or leave it out of a new run"
-                )
+            if text := removal(name.rpartition(".")[2]):
+                raise ConfigError(f"{text}; resume the run with the version that began it, or leave it out")
         named = applicable(values)
         declared = declarations(named)
         effective = {
@@ -834,11 +809,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         if data.columns and (data.table_schema or "x" in data.input_shape or not own_data):
             raise ConfigError(
                 f"columns = {data.columns[:60]!r} is for tables of dataset = 'own' without a schema; leave it out"
-            )
-        if data.time_bins and (data.table_schema or not own_data):
-            raise ConfigError(
-                f"time-bins = {data.time_bins[:60]!r} are for dataset = 'own' without a schema, whose [survival] has "
-                "its own; leave them out"
             )
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]

@@ -173,7 +173,6 @@ def _card(
         num_classes=facts.task.num_outputs,
         task=config.task.given_name,
         weights=config.task.weights or None,
-        time_bins=facts.task.time_bins or None,
         cluster=0,
         clusters=models if of_records is None else config.run.clusters,
         additive=request.additive,

@@ -3,12 +3,10 @@
 from coterie.tasks.multi_label import MAX_LABELS, encode_labels, multi_label
 from coterie.tasks.named_tasks import NAMES, beats_constant, named_task, of_metrics
 from coterie.tasks.performance_record import Performance
-from coterie.tasks.survival import MAX_BINS, encode_times, parse_bins, survival
 from coterie.tasks.task import AUTO, WEIGHTS, Measure, Task, TaskError, is_real, parse_weights, task_of
 
 __all__ = [
     "AUTO",
-    "MAX_BINS",
     "MAX_LABELS",
     "NAMES",
     "WEIGHTS",
@@ -18,13 +16,10 @@ __all__ = [
     "TaskError",
     "beats_constant",
     "encode_labels",
-    "encode_times",
     "is_real",
     "multi_label",
     "named_task",
     "of_metrics",
-    "parse_bins",
     "parse_weights",
-    "survival",
     "task_of",
 ]

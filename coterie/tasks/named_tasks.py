@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.tasks.multi_label import multi_label
-from coterie.tasks.survival import survival
 from coterie.tasks.task import Task, TaskError, task_of
 
 if TYPE_CHECKING:
     from coterie.tasks.performance_record import Performance
 
 #: Values of the setting ``task``, beside "auto".
-NAMES = ("multi-class", "binary", "multi-label", "regression", "survival")
-_TASKS: tuple[type[Task], ...] = tuple(map(type, (task_of(0), multi_label(2), survival((1.0,)), task_of(2))))
+NAMES = ("multi-class", "binary", "multi-label", "regression")
+_TASKS: tuple[type[Task], ...] = tuple(map(type, (task_of(0), multi_label(2), task_of(2))))
 
 
 def named_task(name: str, num_outputs: int) -> Task:
@@ -22,8 +21,6 @@ def named_task(name: str, num_outputs: int) -> Task:
     Raises:
         TaskError: there is no such task, or it does not have this number of outputs.
     """
-    if name == "survival":
-        return survival(tuple(map(float, range(1, num_outputs + 1))))
     task = multi_label(num_outputs) if name == "multi-label" else task_of(num_outputs)
     if name not in ("auto", *task.names):
         raise TaskError(f"task {name[:60]!r}: {num_outputs} outputs are those of {task.name}")

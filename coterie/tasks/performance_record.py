@@ -27,11 +27,6 @@ class Performance(Record):  # large: one field per metric
         baseline_precision: average precision of constant predictions of several labels.
         label_rate: share of records that have each label; only of several labels.
         label_roc_auc, label_average_precision, label_f1: of each label; None where all records have it, or none has.
-        concordance: share of the pairs of records, of which one is known to have the event in an earlier bin of time,
-            in which this one has the larger predicted risk; ties count half.
-        baseline_concordance: the same of a constant prediction, 0.5.
-        baseline_log_loss: log loss of the Kaplan-Meier curve of all records; only of times.
-        survival: shares of records without the event until the end of each bin, by that curve.
         rmse, mae: root mean squared and mean absolute error, in the unit of the target.
         r2: coefficient of determination; 0 for the mean of the targets.
         baseline_rmse, baseline_mae: errors of the mean of the targets.
@@ -56,10 +51,6 @@ class Performance(Record):  # large: one field per metric
     label_roc_auc: tuple[float | None, ...] | None = None
     label_average_precision: tuple[float | None, ...] | None = None
     label_f1: tuple[float | None, ...] | None = None
-    concordance: float | None = None
-    baseline_concordance: float | None = None
-    baseline_log_loss: float | None = None
-    survival: tuple[float, ...] | None = None
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None

@@ -213,11 +213,6 @@ class Task:  # large: what each of its users asks
         """Number of cells of a record that :meth:`encoded` takes."""
         return 1
 
-    @property
-    def time_bins(self) -> tuple[float, ...]:
-        """Ends of the bins of time, if a target is made of a time and an event; otherwise empty."""
-        return ()
-
     #: What :meth:`are_valid` asks for, in words.
     rule: ClassVar[str] = "targets must be finite numbers"
 
@@ -226,7 +221,7 @@ class Task:  # large: what each of its users asks
         return np.asarray(np.isfinite(cells).all(axis=1))
 
     def counts(self, y: Targets, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of records by name of a class, or of what records have otherwise; empty for numbers."""
+        """Return the number of records by name of a class or label; empty for numbers."""
         return {}
 
     def described(self, y: Targets, names: Sequence[str]) -> str:
@@ -236,11 +231,6 @@ class Task:  # large: what each of its users asks
     def target_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return a name of every target, given those of classes or labels; empty if there are too many."""
         return tuple(names)
-
-    @property
-    def probe(self) -> int:
-        """A target whose loss has a gradient at every output."""
-        return 0
 
     def examples(self, n: int) -> npt.NDArray[Any]:
         """Return (n,) made-up targets that differ, for checks."""

@@ -26,8 +26,8 @@ def check_loss(function: Callable[..., Any], num_classes: int = 10, task: str = 
 
     Args:
         function: the function.
-        num_classes: of the targets, or number of labels or of bins of time; 0: they are real numbers.
-        task: "multi-label" or "survival"; "auto": classes or real numbers.
+        num_classes: of the targets, or number of labels; 0: they are real numbers.
+        task: "multi-label"; "auto": classes or real numbers.
 
     Raises:
         PluginError: its contract (docs/extending.md) is violated; the message says how.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from coterie.fields import MAX_SCHEMA, ROUNDS, Bounds, Fields, Length, OneOf
 from coterie.models.adapters import NO_ADAPTERS
 from coterie.models.spec import NetworkSpec
-from coterie.tasks import MAX_BINS, NAMES, WEIGHTS
+from coterie.tasks import NAMES, WEIGHTS
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
@@ -42,7 +42,6 @@ class ModelCard(Fields):  # large: one field per key
         num_classes: number of classes; 0 for real targets.
         task: what it predicts, if not classes or numbers without a schema; None: these, or what the schema says.
         weights: factors of the loss, of each class or positive label; None: 1.
-        time_bins: ends of the bins of time, without a schema; None: it predicts no time, or they count from 1.
         cluster: index of this model; 0 if the method clusters records.
         clusters: number of clusters; each has a model unless the method clusters records.
         additive: whether the network is the sum of a global and a cluster's network (FedCAM).
@@ -78,7 +77,6 @@ class ModelCard(Fields):  # large: one field per key
     num_classes: Annotated[int, Bounds(0, MAX_EXAMPLE)]
     task: Annotated[str | None, OneOf(NAMES)] = None
     weights: Annotated[tuple[float, ...] | None, Bounds(*WEIGHTS), Length(MAX_EXAMPLE)] = None
-    time_bins: Annotated[tuple[float, ...] | None, Bounds(0, 1e300, above=True), Length(MAX_BINS)] = None
     cluster: Annotated[int, Bounds(0, 1_000_000)]
     clusters: Annotated[int, Bounds(1, 1_000_000)]
     additive: bool = False

@@ -128,7 +128,7 @@ def test_a_note_is_shown_once(coterie, caplog):
         (["--config", "binary.toml"], ["binary.toml"]),
         (["--config", "number.toml"], ["number.toml"]),
         (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),
-        (["--set", "ray-address=localhost:6379"], ["simulation.ray-address was removed", "RAY_ADDRESS"]),
+        (["--set", "ray-address=localhost:6379"], ["ray-address was removed", "RAY_ADDRESS"]),
         (["--set", "kfed.device-failures=1"], ["unknown setting", "did you mean 'one-shot.device-failures'"]),
         (["--seed", "-1"], ["seed = -1"]),
         (["--resume"], ["resume requires", "out"]),

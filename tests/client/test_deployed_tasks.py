@@ -1,4 +1,4 @@
-"""Deployed clients whose records have several labels, or a time until an event: what they reply, refuse and report."""
+"""Deployed clients whose records have several labels: what they reply, refuse and report."""
 
 import csv
 import json
@@ -21,21 +21,14 @@ from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models, read_reply
 
 FEATURES = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(4))
-SCHEMAS = {
-    "[labels]": f'version = 1\n[labels]\ncolumns = ["anaemia", "copd"]\n{FEATURES}',
-    "[survival]": f'version = 1\n[survival]\ntime = "days"\nevent = "died"\ntime-bins = [30, 90, 180]\n{FEATURES}',
-}
-BINS = {"time-bins": "30,90,180"}
+SCHEMAS = {"[labels]": f'version = 1\n[labels]\ncolumns = ["anaemia", "copd"]\n{FEATURES}'}
 SHAPES = {
     "labels of an archive": {"input-shape": "4", "num-classes": 2, "task": "multi-label"},
-    "times of an archive": {"input-shape": "4", "task": "survival", **BINS},
     "labels of images": {"input-shape": "1x2x2", "num-classes": 2, "task": "multi-label"},
 }
 TEXTS = {
     "[labels]": "2 labels (anaemia ",
-    "[survival]": "times in 3 bins (until 30 ",
     "labels of an archive": "2 labels (0 ",
-    "times of an archive": "times in 3 bins (until 30 ",
     "labels of images": "2 labels (left ",
 }
 SETTINGS = {
@@ -68,8 +61,6 @@ def write(folder, name):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 4)).astype(np.float32).round(3)
     bits = (x[:, :2] > 0).astype(int)
-    times = rng.exponential(100 * np.exp(-x[:, 0])).round(1)
-    events = rng.integers(2, size=100)
     if name == "labels of images":
         (folder / "images").mkdir()
         (folder / "images" / "classes.txt").write_text("left\nright\n")
@@ -79,15 +70,11 @@ def write(folder, name):
         (folder / "images" / "labels.csv").write_text("\n".join(rows) + "\n")
         return {"data": str(folder / "images"), **SHAPES[name]}
     if name in SHAPES:
-        arrays = {"y": bits} if "labels" in name else {"time": times, "event": events}
-        np.savez(folder / "a.npz", x=x, **arrays)
+        np.savez(folder / "a.npz", x=x, y=bits)
         return {"data": str(folder / "a.npz"), **SHAPES[name]}
-    heads, targets = (
-        (["anaemia", "copd"], bits) if name == "[labels]" else (["days", "died"], [*zip(times, events, strict=True)])
-    )
     with (folder / "t.csv").open("w", newline="") as file:
-        lines = [[*row, *target] for row, target in zip(x.tolist(), targets, strict=True)]
-        csv.writer(file).writerows([[*(f"f{j}" for j in range(4)), *heads], *lines])
+        lines = [[*row, *target] for row, target in zip(x.tolist(), bits, strict=True)]
+        csv.writer(file).writerows([[*(f"f{j}" for j in range(4)), "anaemia", "copd"], *lines])
     (folder / "schema.toml").write_text(SCHEMAS[name])
     return {"data": str(folder / "t.csv"), "schema": str(folder / "schema.toml")}
 
@@ -130,8 +117,7 @@ def test_it_trains_and_its_own_report_is_of_the_task(site):
     assert np.abs(update).max() > 0
     stated = json.loads((folder / "client-0.report.json").read_text())
     assert 5 < stated["held-out-records"] < 40
-    metric = "label_rate" if "labels" in name else "concordance"
-    values = np.array(stated["metrics"][metric], float)
+    values = np.array(stated["metrics"]["label_rate"], float)
     assert ((values > 0) & (values < 1)).all()
     sent = recorddict_to_proto(content).SerializeToString(deterministic=True)
     without, _ = ask(folder, node, config_of(folder, name, seed=3), "train")
@@ -176,6 +162,3 @@ def test_a_run_with_another_task_is_refused_before_the_data_are_read(tmp_path, n
         config = RunConfig({**SETTINGS, **other}, deployed=True)
         with pytest.raises(ClientError, match=f"it is for examples of .* with {text}, but the node configuration"):
             ask(tmp_path, {**node, "data": "/absent"}, config, "train")
-    bins = RunConfig({**SETTINGS, **SHAPES["times of an archive"], "time-bins": "30,90,200"}, deployed=True)
-    with pytest.raises(ClientError, match="but the node configuration declares examples of"):
-        ask(tmp_path, {**node, "data": "/absent"}, bins, "train")

@@ -310,8 +310,8 @@ def test_the_failure_of_one_client_is_its_own(tmp_path, caplog):
         ({"trainer": f"{HERE}:Loop", "strategy": "fedprox", "clusters": 1}, "fedprox adds a penalty"),
         ({"trainer": f"{HERE}:Loop", "optimizer": "torch.optim:Adam"}, "optimizer = .* has no effect with .*trainer"),
         ({"trainer": "fast"}, "must be default, or module:Class"),
-        ({"scheduler": "torch:x"}, "training.scheduler was removed: a trainer changes the step size"),
-        ({"training.choose": "loss"}, "training.choose was removed: clients choose by the loss, which training.loss"),
+        ({"scheduler": "torch:x"}, "scheduler was removed: a trainer changes the step size"),
+        ({"training.choose": "loss"}, "choose was removed: clients choose by the loss, which `loss` changes"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, text):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from workbooks import write_xlsx
 
 from coterie.datasets import DataError, Declared, Facts, describe, facts, own_federation, own_shard
 from coterie.models import features
@@ -48,13 +49,9 @@ def write_parquet(path, x, y, target="label"):
 
 
 def write_excel(path, x, y, target="label"):
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    book.active.append([target, *(f"f{i}" for i in range(x[0].size))])
-    for record, label in zip(x, y, strict=True):
-        book.active.append([label.item(), *record.ravel().tolist()])
-    book.save(path.with_suffix(".xlsx"))
-    return path.with_suffix(".xlsx")
+    pytest.importorskip("python_calamine")
+    rows = [[label.item(), *record.ravel().tolist()] for record, label in zip(x, y, strict=True)]
+    return write_xlsx(path.with_suffix(".xlsx"), {"Sheet": [[target, *(f"f{i}" for i in range(x[0].size))], *rows]})
 
 
 def write_pictures(path, x, y, names=None):
@@ -364,7 +361,7 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 
 FOLDERS = {
-    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.tsv\.gz, \.xlsx, a folder": lambda p: p / "none.npz",
+    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.ods, a folder": lambda p: p / "none.npz",
     r"data.txt: unsupported file type \.txt; supported data:": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coterie.datasets import TableSchema, read_table
+from coterie.datasets import DataError, TableSchema, read_table
 
 SITES = 300
 SCHEMA = """version = 1
@@ -150,11 +150,16 @@ def test_what_is_read_is_the_source(tmp_path, part):
 
 @pytest.mark.parametrize("part", range(6))
 def test_what_is_damaged_is_accounted_for(tmp_path, part):
+    refused = []
     for seed in range(part, SITES, 6):
         rng = random.Random(seed)
         site = Site(rng)
         content, kind = damaged(*site.written(), site, rng)
-        table, rows = read(site, tmp_path / "t.csv", content)
+        try:
+            table, rows = read(site, tmp_path / "t.csv", content)
+        except DataError as error:
+            refused.append(kind if "the record that begins in line" in str(error) else "nothing")
+            continue
         rest = Counter(source(site))
         others = [row for row in rows if not (rest[row] > 0 and not rest.subtract([row]))]
         # A truncated number, or one after a line break, looks like a valid number.
@@ -164,3 +169,6 @@ def test_what_is_damaged_is_accounted_for(tmp_path, part):
         assert table.records - len(rows) <= dropped, (seed, kind)
         if kind != "truncated":
             assert len(site.records) - len(rows) <= dropped, (seed, kind)
+    assert "nothing" not in refused
+    assert refused.count("quote") > 0
+    assert len(refused) < SITES / 6 / 2

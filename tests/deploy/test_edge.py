@@ -329,7 +329,8 @@ def test_where_state_lies(tmp_path, monkeypatch):
         (["--num-classes", 2], ["input-shape and num-classes", "both"]),
         (["--value-range", "0:1"], ["value-range requires"]),
         (["--columns", "a,b"], ["columns requires input-shape and num-classes"]),
-        (["--task", "survival"], ["task and time-bins declare the data beside input-shape; leave them out with a"]),
+        (["--task", "multi-label"], ["task declares the data beside input-shape; leave it out with a schema"]),
+        (["--task", "survival"], ["task = survival was removed: predict a class"]),
         (["--schema", "s", "--input-shape", "3", "--num-classes", 2], ["schema declares shape and classes"]),
         (["--set", "reply-seconds=soon"], ["reply-seconds is 'soon'; expected a number"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
@@ -379,26 +380,19 @@ def test_data(wrong, machine):
     wrong("--data", "my data", "differ in length")
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--time-bins", "9,3"], "time-bins = '9,3': must be the ends of"),
-        (["--task", "survival", "--num-classes", 3], "task = survival: set time-bins"),
-        (["--task", "multi-label", "--num-classes", 1], "a multi-label task has 2 to 20 labels, not 1"),
-    ],
-)
-def test_a_task_that_contradicts_itself(coterie, pki, more, message):
-    status, _, err = coterie(*words(pki, 1, "--check", "--input-shape", 3, *more))
-    assert (status, message in err) == (1, True)
+def test_a_task_that_contradicts_itself(coterie, pki):
+    more = "--input-shape", 3, "--task", "multi-label", "--num-classes", 1
+    status, _, err = coterie(*words(pki, 1, "--check", *more))
+    assert (status, "a multi-label task has 2 to 20 labels, not 1" in err) == (1, True)
 
 
 def test_a_declared_task_reaches_the_node(coterie, pki, executed):
     with listening(tls(pki)) as port:
-        bins = "--input-shape", 3, "--task", "survival", "--time-bins", "30,90"
-        status, out, err = coterie(*words(pki, port, *bins))
-    assert (status, "examples of 3 with times in 2 bins" in out) == (0, True), err
+        labels = "--input-shape", 3, "--task", "multi-label", "--num-classes", 2
+        status, out, err = coterie(*words(pki, port, *labels))
+    assert (status, "examples of 3 with 2 labels" in out) == (0, True), err
     node = executed[0][1][executed[0][1].index("--node-config") + 1]
-    assert 'task="survival" time-bins="30,90"' in node
+    assert 'num-classes=2 task="multi-label"' in node
 
 
 def test_data_that_cannot_be_used_end_the_client(coterie, pki, machine, tmp_path, executed):
