@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from types import EllipsisType, MethodType
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +43,9 @@ Rule: TypeAlias = Callable[[Arguments, Keywords], bool]
 # Records of the example that tells the shapes of all values of a trace.
 _RECORDS = 3
 _PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format)
+
+# Attributes of a tensor that are equal for any number of records.
+_SAME_FOR_ALL = ("ndim", "dim", "dtype", "device", "is_cuda", "is_floating_point")
 
 
 class _UntraceableError(Exception):
@@ -147,40 +150,8 @@ class _Value(Proxy):
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
-    @property
-    def ndim(self) -> int:
-        return int(self.sample.ndim)
-
-    def dim(self) -> int:
-        return self.ndim
-
-    @property
-    def dtype(self) -> Any:
-        return self.sample.dtype
-
-    @property
-    def device(self) -> Any:
-        return self.sample.device
-
-    @property
-    def is_cuda(self) -> bool:
-        return bool(self.sample.is_cuda)
-
-    def is_floating_point(self) -> bool:
-        return bool(self.sample.is_floating_point())
-
-    @property
-    def mT(self) -> Proxy:  # noqa: N802 - the name of PyTorch
-        return self.tracer.create_proxy("call_method", "transpose", (self, -2, -1), {})
-
-    @property
-    def values(self) -> Proxy:
-        """The first of two results, such as those of ``max`` over a dimension."""
-        return self.result(0)
-
-    @property
-    def indices(self) -> Proxy:
-        return self.result(1)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sample, name) if name in _SAME_FOR_ALL else super().__getattr__(name)
 
     def __len__(self) -> int:
         if not isinstance(self.sample, tuple):
@@ -188,30 +159,16 @@ class _Value(Proxy):
         return len(self.sample)
 
     def __iter__(self) -> Iterator[Proxy]:
-        return iter([self.result(i) for i in range(len(self))])
-
-    def result(self, index: int) -> Proxy:
-        """Return an item of a tuple."""
-        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+        return iter(
+            [self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in range(len(self))]
+        )
 
     def __bool__(self) -> bool:
         raise _UntraceableError("a condition on values")
 
-    def _overwrite(self, function: Callable[..., Any], operand: Any) -> Proxy:
-        self.tracer.overwritten.append(self)
-        return self.tracer.create_proxy("call_function", function, (self, operand), {})
-
     def __iadd__(self, operand: Any) -> Proxy:
-        return self._overwrite(operator.add, operand)
-
-    def __isub__(self, operand: Any) -> Proxy:
-        return self._overwrite(operator.sub, operand)
-
-    def __imul__(self, operand: Any) -> Proxy:
-        return self._overwrite(operator.mul, operand)
-
-    def __itruediv__(self, operand: Any) -> Proxy:
-        return self._overwrite(operator.truediv, operand)
+        self.tracer.overwritten.append(self)
+        return self.tracer.create_proxy("call_function", operator.add, (self, operand), {})
 
 
 class _Hidden(dict[str, Any]):
@@ -250,10 +207,10 @@ class _Tracer(TracerBase):
         try:
             for path, layer in self._layers.items():
                 vars(layer)["forward"] = partial(self._call_layer, path, layer, parameters)
-            _hide(parameters)
+            _switch(parameters, hidden=True)
             outputs = network(x)
         finally:
-            _reveal(parameters)
+            _switch(parameters, hidden=False)
             for layer in self._layers.values():
                 vars(layer).pop("forward", None)
         if not _is_rows(outputs) or any(map(self._is_read_again, self.overwritten)):
@@ -278,12 +235,12 @@ class _Tracer(TracerBase):
         rule = _rule_of(layer)
         if len(args) != 1 or kwargs or not _is_rows(args[0]) or not (rule and rule(layer, args[0].ndim)):
             raise _UntraceableError(path)
-        _reveal(parameters)
+        _switch(parameters, hidden=False)
         try:
             with torch.no_grad():
                 sample = type(layer).forward(layer, args[0].sample)
         finally:
-            _hide(parameters)
+            _switch(parameters, hidden=True)
         # Records are not the first dimension of a recurrent layer's state.
         return self._add("call_module", path, args, {}, (sample[0], None) if isinstance(sample, tuple) else sample)
 
@@ -303,8 +260,8 @@ class _Tracer(TracerBase):
             raise _UntraceableError(str(target))
         samples: Any = map_aggregate((args, kwargs), lambda value: value.sample if isinstance(value, _Value) else value)
         with torch.no_grad():
-            function = target if kind == "call_function" else partial(_call_method, target)
-            sample = function(*samples[0], **samples[1])
+            (owner, *rest), named = samples
+            sample = target(*samples[0], **named) if kind == "call_function" else getattr(owner, target)(*rest, **named)
         return self._add(kind, target, args, kwargs, sample)
 
     def _add(self, kind: str, target: Any, args: Arguments, kwargs: Keywords, sample: Any) -> _Value:
@@ -336,19 +293,10 @@ class _Tracer(TracerBase):
 _Parameters: TypeAlias = list[tuple[nn.Module, dict[str, Any]]]
 
 
-def _hide(parameters: _Parameters) -> None:
+def _switch(parameters: _Parameters, hidden: bool) -> None:
     for module, named in parameters:
-        trains = any(value is not None and value.requires_grad for value in named.values())
+        trains = hidden and any(value is not None and value.requires_grad for value in named.values())
         vars(module)["_parameters"] = _Hidden(named) if trains else named
-
-
-def _reveal(parameters: _Parameters) -> None:
-    for module, named in parameters:
-        vars(module)["_parameters"] = named
-
-
-def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
-    return getattr(owner, name)(*args, **kwargs)
 
 
 def _storages(sample: Any) -> list[int]:
@@ -377,49 +325,23 @@ def _rule_of(layer: nn.Module) -> Callable[[Any, int], bool] | None:
     """Return what tells whether a layer treats records apart whose tensor has this many dimensions."""
     recurrent = sys.modules.get("opacus.layers")  # seconds to import; without it, no network has these layers
     if recurrent and type(layer) in (recurrent.DPRNN, recurrent.DPGRU, recurrent.DPLSTM):
-        return _recurrent
+        return lambda layer, ndim: layer.batch_first and ndim == 3 and (layer.dropout == 0 or not layer.training)
     return _LAYERS.get(type(layer))
 
 
-def _recurrent(layer: Any, ndim: int) -> bool:
-    return bool(layer.batch_first) and ndim == 3 and (layer.dropout == 0 or not layer.training)
-
-
-def _embedding(layer: nn.Embedding, ndim: int) -> bool:
-    return layer.max_norm is None and not layer.scale_grad_by_freq
-
-
-def _convolution(layer: nn.Conv2d, ndim: int) -> bool:
-    return ndim == len(layer.kernel_size) + 2  # with one less, the records are channels
-
-
-def _statistics(layer: nn.BatchNorm2d, ndim: int) -> bool:
-    return ndim > 1 and not layer.training and layer.running_mean is not None
-
-
-def _instance_norm(rank: int) -> Callable[[nn.InstanceNorm2d, int], bool]:
-    return lambda layer, ndim: ndim == rank and not layer.track_running_stats
-
-
-def _vectors(layer: nn.Module, ndim: int) -> bool:
-    return ndim > 1
-
-
-def _last_dimensions(layer: nn.LayerNorm, ndim: int) -> bool:
-    return len(layer.normalized_shape) < ndim
-
-
 _LAYERS: dict[type, Callable[[Any, int], bool]] = {
-    nn.Linear: _vectors,
-    nn.Embedding: _embedding,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _convolution),
-    **dict.fromkeys((nn.GroupNorm, nn.PReLU), _vectors),
-    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _last_dimensions),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _statistics),
-    nn.InstanceNorm1d: _instance_norm(3),
-    nn.InstanceNorm2d: _instance_norm(4),
-    nn.InstanceNorm3d: _instance_norm(5),
+    **dict.fromkeys((nn.Linear, nn.GroupNorm, nn.PReLU), lambda layer, ndim: ndim > 1),
+    nn.Embedding: lambda layer, ndim: layer.max_norm is None and not layer.scale_grad_by_freq,
+    **dict.fromkeys(  # with one dimension less, the records are channels
+        (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        lambda layer, ndim: ndim == len(layer.kernel_size) + 2,
+    ),
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), lambda layer, ndim: len(layer.normalized_shape) < ndim),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        lambda layer, ndim: ndim > 1 and not layer.training and layer.running_mean is not None,
+    ),
+    nn.Dropout: lambda layer, ndim: layer.p == 0 or not layer.training,
 }
 
 # ---- functions ----------------------------------------------------------------------------------------------
@@ -438,10 +360,6 @@ def _flat(values: Any) -> list[Any]:
     return [item for value in values for item in (_flat(value) if isinstance(value, tuple | list) else [value])]
 
 
-def _ndims(values: Any) -> set[int]:
-    return {value.ndim for value in _flat(values) if _is_rows(value)}
-
-
 def _whole_numbers(values: Any) -> bool:
     return all(type(value) is int for value in values)
 
@@ -454,7 +372,7 @@ def _are_plain(values: Any) -> bool:
 def _by_number(args: Arguments, kwargs: Keywords) -> bool:
     """Operands broadcast: all records have the same dimensions, and constants have none of records."""
     operands = [*args, *kwargs.values()]
-    ndims = _ndims(operands)
+    ndims = {value.ndim for value in operands if _is_rows(value)}
     if len(ndims) != 1:
         return False
     (ndim,) = ndims
@@ -468,69 +386,46 @@ def _by_number(args: Arguments, kwargs: Keywords) -> bool:
     )
 
 
-def _where(args: Arguments, kwargs: Keywords) -> bool:
-    return len(args) + len(kwargs) == 3 and _by_number(args, kwargs)  # with one argument, it counts records
-
-
-def _along(position: int, default: Any = None, added: int = 0) -> Rule:
+def _along(position: int, default: Any = None, key: str = "dim", added: int = 0) -> Rule:
     """Return the rule of a function of dimensions, which must not be that of the records.
 
     Args:
         position: Index of the argument that names dimensions.
         default: Its default; None if that means all dimensions, or is none.
+        key: Name of the argument.
         added: Dimensions that the function adds.
     """
 
     def rule(args: Arguments, kwargs: Keywords) -> bool:
-        named = {key: kwargs[key] for key in ("dim", "dims", "axis") if key in kwargs}
-        dims = next(iter(named.values()), args[position] if len(args) > position else default)
-        dims = list(dims) if isinstance(dims, tuple | list) else [dims]
-        rest = [*args[:position], *args[position + 1 :], *(kwargs[key] for key in kwargs.keys() - named)]
-        return _whole_numbers(dims) and _apart_along(dims, rest, added)
+        dims = kwargs.get(key, args[position] if len(args) > position else default)
+        rest = [*args[:position], *args[position + 1 :], *(kwargs[name] for name in kwargs.keys() - {key})]
+        return _apart_along(dims if isinstance(dims, tuple | list) else [dims], rest, added)
 
     return rule
 
 
-def _apart_along(dims: Sequence[int], rest: Arguments, added: int = 0) -> bool:
-    ndims = _ndims(rest)
-    plain = _are_plain(value for value in _flat(rest) if not _is_rows(value))
-    return len(dims) > 0 and len(ndims) == 1 and plain and all(dim % (max(ndims) + added) for dim in dims)
-
-
 def _along_each(args: Arguments, kwargs: Keywords) -> bool:
     """All arguments but the first are dimensions."""
-    dims = _flat([args[1:], list(kwargs.values())])
-    return _whole_numbers(dims) and _apart_along(dims, args[:1])
+    return not kwargs and _apart_along(args[1:], args[:1])
 
 
-def _select_by_constant(args: Arguments, kwargs: Keywords) -> bool:
-    return len(args) == 3 and isinstance(args[2], Tensor) and type(args[1]) is int and _apart_along(args[1:2], args[:1])
+def _apart_along(dims: Sequence[Any], rest: Arguments, added: int = 0) -> bool:
+    ndims = {value.ndim for value in _flat(rest) if _is_rows(value)}
+    plain = _whole_numbers(dims) and _are_plain(value for value in _flat(rest) if not _is_rows(value))
+    return len(dims) > 0 and len(ndims) == 1 and plain and all(dim % (max(ndims) + added) for dim in dims)
 
 
 def _reshape(args: Arguments, kwargs: Keywords) -> bool:
     """The first size is that of the records: the others hold the numbers of one record."""
-    if kwargs or not _is_rows(args[0]) or not (sizes := _flat(args[1:])):
+    first, *rest = _flat(args[1:])
+    if kwargs or not _is_rows(args[0]) or not _whole_numbers(rest):
         return False
-    numbers, rest = args[0].sample[0].numel(), sizes[1:]
-    if not _whole_numbers(rest) or not numbers:
-        return False
-    if _is_count(sizes[0]) and rest.count(-1) == 1:
-        return True
-    return (_is_count(sizes[0]) or sizes[0] == -1) and math.prod(rest) == numbers and -1 not in rest
+    return _is_count(first) or (first == -1 and math.prod(rest) == args[0].sample[0].numel())
 
 
 def _flatten(args: Arguments, kwargs: Keywords) -> bool:
-    defaults = {"start_dim": 0, "end_dim": -1}
-    dims = {**defaults, **dict(zip(defaults, args[1:], strict=False)), **kwargs}
-    if not _is_rows(args[0]) or not _whole_numbers(dims.values()):
-        return False
-    start, end = (dim % args[0].ndim for dim in dims.values())
-    return bool(start > 0 or math.prod(args[0].sample.shape[1 : end + 1]) == 1)
-
-
-def _transpose(args: Arguments, kwargs: Keywords) -> bool:
-    dims = [*args[1:], *kwargs.values()]
-    return len(dims) == 2 and _whole_numbers(dims) and _apart_along(dims, args[:1])
+    one_number = _is_rows(args[0]) and args[0].sample[0].numel() == 1 and _are_plain([*args[1:], *kwargs.values()])
+    return one_number or _along(1, key="start_dim")(args, kwargs)
 
 
 def _permute(args: Arguments, kwargs: Keywords) -> bool:
@@ -538,178 +433,64 @@ def _permute(args: Arguments, kwargs: Keywords) -> bool:
     return _is_rows(args[0]) and _whole_numbers(dims) and len(dims) > 0 and dims[0] % args[0].ndim == 0
 
 
-def _expand(args: Arguments, kwargs: Keywords) -> bool:
-    sizes = _flat(args[1:])
-    first = sizes and (_is_count(sizes[0]) or sizes[0] == -1)
-    return bool(first) and not kwargs and _is_rows(args[0]) and len(sizes) == args[0].ndim and _whole_numbers(sizes[1:])
-
-
-def _repeat(args: Arguments, kwargs: Keywords) -> bool:
-    sizes = _flat(args[1:])
-    return not kwargs and _is_rows(args[0]) and _whole_numbers(sizes) and len(sizes) == args[0].ndim and sizes[0] == 1
-
-
-def _new(args: Arguments, kwargs: Keywords) -> bool:
-    """Equal rows, as many as there are records."""
-    sizes = _flat(args[1:])
-    plain = _are_plain([*sizes[1:], *kwargs.values()])
-    return _is_rows(args[0]) and len(sizes) > 0 and _is_count(sizes[0]) and plain
-
-
 def _index(args: Arguments, kwargs: Keywords) -> bool:
-    """Every record, and of its numbers those at constant positions."""
+    """Every record, and of its numbers those at constant positions; or an item of a tuple."""
     value, index = args
     if isinstance(value, _Value) and isinstance(value.sample, tuple):
         return type(index) is int
-    indices = list(index) if isinstance(index, tuple) else [index]
-    by_list = [position for position in indices if isinstance(position, Tensor | list)]
-    items = [[item.start, item.stop, item.step] if isinstance(item, slice) else item for item in indices]
-    plain = all(isinstance(item, (Tensor, EllipsisType, *_PLAIN)) for item in _flat(items))
+    indices = index if isinstance(index, tuple) else (index,)
+    items = _flat([item.start, item.stop, item.step] if isinstance(item, slice) else item for item in indices)
+    plain = all(item is None or item is ... or type(item) is int for item in items)
     if not _is_rows(value) or not indices or not plain:
         return False
-    if by_list:  # beside numbers, the selected dimension could become the first one
-        rest = [position for position in indices[1:] if position is not by_list[0]]
-        single = len(by_list) == 1 and all(isinstance(position, slice | None) for position in rest)
-        return single and isinstance(indices[0], slice) and indices[0] == slice(None)
     if indices[0] is ...:
         return bool(sum(position is not None for position in indices[1:]) < value.ndim)
     return isinstance(indices[0], slice) and indices[0] == slice(None)
 
 
 def _matmul(args: Arguments, kwargs: Keywords) -> bool:
-    left, right = args
-    if _is_rows(left) and _is_rows(right):
-        return bool(left.ndim == right.ndim >= 3)
-    if _is_rows(left):
-        return isinstance(right, Tensor) and left.ndim >= 2 and right.ndim <= 2
-    return isinstance(left, Tensor) and _is_rows(right) and right.ndim >= 3 and left.ndim <= 2
+    return all(map(_is_rows, args)) and args[0].ndim == args[1].ndim >= 3
 
 
-def _einsum(args: Arguments, kwargs: Keywords) -> bool:
-    """The first letter of all records, and of the result, is that of the records, and no other operand has it."""
-    (inputs, _, output), operands = args[0].replace(" ", "").partition("->"), _flat(args[1:])
-    terms = list(zip(operands, inputs.split(","), strict=True))
-    letters = {term[:1] for operand, term in terms if _is_rows(operand)}
-    once = all(term.count(letter) == _is_rows(operand) for operand, term in terms for letter in letters)
-    tensors = all(_is_rows(operand) or isinstance(operand, Tensor) for operand in operands)
-    return tensors and once and letters == {output[:1]} and output.count(output[:1]) == 1 and "." not in args[0]
-
-
-def _linear(args: Arguments, kwargs: Keywords) -> bool:
-    constants = [*args[1:], *kwargs.values()]
-    constant = all(item is None or isinstance(item, Tensor) for item in constants)
-    return _is_rows(args[0]) and args[0].ndim >= 2 and constant
-
-
-def _spatial(least: int, most: int = 99) -> Rule:
+def _spatial(*ndims: int) -> Rule:
     """Return the rule of a function of the last dimensions, which takes tensors of so many dimensions."""
-
-    def rule(args: Arguments, kwargs: Keywords) -> bool:
-        rest = [*args[1:], *kwargs.values()]
-        return _is_rows(args[0]) and least <= args[0].ndim <= most and _are_plain(rest)
-
-    return rule
+    return lambda args, kwargs: (
+        _is_rows(args[0]) and args[0].ndim in ndims and _are_plain([*args[1:], *kwargs.values()])
+    )
 
 
-def _pad(args: Arguments, kwargs: Keywords) -> bool:
-    rest = [*args[1:], *kwargs.values()]
-    if not _is_rows(args[0]) or not rest or not _are_plain(rest):
-        return False
-    padded = len(_flat(rest[:1])) // 2
-    return bool(padded < args[0].ndim if "constant" in rest else padded + 2 == args[0].ndim)
-
-
-def _normalise_last(args: Arguments, kwargs: Keywords) -> bool:
-    rest = [*args[1:], *kwargs.values()]
-    plain = all(isinstance(item, (*_PLAIN, Tensor)) for item in _flat(rest))
-    return _is_rows(args[0]) and len(args) > 1 and len(_flat(args[1:2])) < args[0].ndim and plain
-
-
-def _attend(args: Arguments, kwargs: Keywords) -> bool:
-    inputs = {**dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)), **kwargs}
-    mask, ndims = inputs.pop("attn_mask", None), _ndims(inputs.values())
-    rows = [inputs.pop(key, None) for key in ("query", "key", "value")]
-    if not all(map(_is_rows, rows)) or len(ndims) != 1 or max(ndims) < 3 or inputs.pop("dropout_p", 0.0) != 0:
-        return False
-    constant = isinstance(mask, Tensor) and (mask.ndim < max(ndims) or mask.shape[0] == 1)
-    return _are_plain(inputs.values()) and (mask is None or constant or (_is_rows(mask) and mask.ndim == max(ndims)))
-
-
-def _drop(args: Arguments, kwargs: Keywords) -> bool:
-    inputs = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-    return _is_rows(inputs["input"]) and (inputs.get("p") == 0 or inputs.get("training") is False)
-
-
-def _one_hot(args: Arguments, kwargs: Keywords) -> bool:
-    classes = [*args[1:], *kwargs.values()]
-    return _is_rows(args[0]) and _whole_numbers(classes) and len(classes) == 1 and classes[0] > 0
-
-
-# Names in torch, torch.Tensor, torch.nn.functional and operator.
+# Names in torch, torch.Tensor, torch.nn.functional and operator. They are what the networks of coterie.models, of
+# torchvision and of the examples call; a network that calls others computes in batches of one.
 _BY_NUMBER = (
-    "abs", "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "truediv", "floordiv",
-    "floor_divide", "neg", "pow", "square", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log1p",
-    "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh",
-    "atanh", "sigmoid", "logit", "erf", "erfc", "sinc", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu",
-    "silu", "mish", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softsign", "tanhshrink", "hardshrink",
-    "softshrink", "logsigmoid", "threshold", "clamp", "clip", "clamp_min", "clamp_max", "minimum", "maximum", "lerp",
-    "addcmul", "addcdiv", "round", "floor", "ceil", "trunc", "frac", "sign", "sgn", "remainder", "fmod", "mod",
-    "hypot", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "and_",
-    "or_", "xor", "invert", "isnan", "isfinite", "isinf", "nan_to_num", "masked_fill", "zeros_like", "ones_like",
-    "full_like", "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "long", "int", "bool", "to",
-    "type_as", "xlogy",
+    "abs", "add", "sub", "mul", "div", "truediv", "neg", "pow", "square", "sqrt", "rsqrt", "exp", "log", "log1p",
+    "sin", "cos", "tanh", "sigmoid", "logsigmoid", "erf", "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu",
+    "mish", "hardtanh", "hardswish", "hardsigmoid", "softplus", "clamp", "minimum", "maximum", "round", "eq", "ne",
+    "lt", "le", "gt", "ge", "masked_fill", "contiguous", "clone", "detach", "float", "to", "zeros_like",
 )  # fmt: skip
-_ALONG_FIRST = (
-    "mean", "sum", "prod", "amax", "amin", "argmax", "argmin", "all", "any", "logsumexp", "std", "var", "softmax",
-    "log_softmax", "softmin", "cumsum", "cumprod", "logcumsumexp", "unbind", "select", "narrow", "median",
-    "max", "min", "unflatten", "gather",
-)  # fmt: skip
+_ALONG_FIRST = ("mean", "sum", "amax", "amin", "argmax", "logsumexp", "softmax", "log_softmax", "unbind", "max", "min")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_BY_NUMBER, _by_number),
     **dict.fromkeys(_ALONG_FIRST, _along(1)),
     "cat": _along(1, 0),
-    **dict.fromkeys(("sort", "argsort", "glu"), _along(1, -1)),
-    **dict.fromkeys(("chunk", "split", "tensor_split"), _along(2, 0)),
-    **dict.fromkeys(("roll", "norm", "vector_norm", "repeat_interleave"), _along(2)),
-    **dict.fromkeys(("topk", "diff"), _along(2, -1)),
-    **dict.fromkeys(("normalize", "cosine_similarity"), _along(2, 1)),
-    "where": _where,
-    "stack": _along(1, 0, added=1),
+    **dict.fromkeys(("chunk", "split"), _along(2, 0)),
     "unsqueeze": _along(1, added=1),
-    **dict.fromkeys(("flip", "squeeze"), _along_each),
-    "index_select": _select_by_constant,
+    **dict.fromkeys(("squeeze", "transpose"), _along_each),
     **dict.fromkeys(("reshape", "view"), _reshape),
     "flatten": _flatten,
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
     "permute": _permute,
-    "expand": _expand,
-    "repeat": _repeat,
-    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), _new),
     "getitem": _index,
-    **dict.fromkeys(("matmul", "bmm"), _matmul),
-    "einsum": _einsum,
-    "linear": _linear,
+    "matmul": _matmul,
     **{
-        f"{name}{rank}d": _spatial(rank + 2, rank + 2)
-        for name in ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+        f"{name}_pool{rank}d": _spatial(rank + 2)
+        for name in ("max", "avg", "adaptive_max", "adaptive_avg")
         for rank in (1, 2, 3)
     },
-    **dict.fromkeys(("interpolate", "upsample", "local_response_norm"), _spatial(3)),
-    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"), _spatial(4)),
-    "unfold": _spatial(4, 4),
-    "pad": _pad,
-    **dict.fromkeys(("layer_norm", "rms_norm"), _normalise_last),
-    "scaled_dot_product_attention": _attend,
-    **dict.fromkeys(
-        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _drop
-    ),
-    "one_hot": _one_hot,
+    "interpolate": _spatial(3, 4, 5),
 }
-# Only the method unfold(dim, size, step) and the function of this name differ.
-_METHODS = {name: rule for name, rule in _RULES.items() if hasattr(Tensor, name) and name != "unfold"}
+_METHODS = {name: rule for name, rule in _RULES.items() if hasattr(Tensor, name)}
 _FUNCTIONS: dict[Any, Rule] = {
     getattr(module, name): rule
-    for module in (torch, functional, torch.linalg, operator)
+    for module in (torch, functional, operator)
     for name, rule in _RULES.items()
     if hasattr(module, name)
 }

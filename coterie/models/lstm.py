@@ -26,7 +26,7 @@ class CharLSTM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (n, L) to the logits (n, vocabulary) of the next one."""
         inputs = self.input(self.embedding(tokens))  # for all steps: (n, L, 4 width)
-        state = cell = inputs.new_zeros(tokens.shape[0], self.width)
+        state = cell = torch.zeros_like(inputs[:, 0, : self.width])
         for step in inputs.unbind(1):
             let_in, keep, new, let_out = (step + self.hidden(state)).chunk(4, dim=1)
             cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)

@@ -274,7 +274,7 @@ class Positions(nn.Module):
 
     def forward(self, x):
         query, key, value = self.all(x.view(x.shape[0], 2, 4)).chunk(3, dim=-1)
-        return ((query @ key.mT / 2).softmax(-1) @ value).reshape(x.size(0), -1)
+        return ((query @ key.transpose(1, 2) / 2).softmax(-1) @ value).reshape(x.size(0), -1)
 
 
 class Scaled(nn.Module):
