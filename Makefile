@@ -62,6 +62,7 @@ docs: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --cache-dir build/imports
 	$(BIN)/mypy
 
 # Renews the lock files, once a month and before a release; needs a package registry. PyTorch has other files for every device, so it is not locked.

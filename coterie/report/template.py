@@ -1,4 +1,4 @@
-"""Template of the report page; a Python module, because Flower app bundles include no template files."""
+"""Template of the report page."""
 
 # ruff: noqa: E501
 

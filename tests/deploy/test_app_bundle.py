@@ -23,9 +23,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from servers import free_port, open_port, running, until
 
 from coterie import __version__
+from coterie.deploy import supernode
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import create
-from coterie.flower import backoff, supernode
+from coterie.flower import backoff
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 
@@ -161,7 +162,7 @@ def test_the_superexec_that_is_started(flower, monkeypatch):
     supernode.shorten_start()
     flower.subprocess.Popen(["flower-superexec", "--insecure"])
     flower.subprocess.Popen(["other", "--insecure"])
-    assert started == [[sys.executable, "-P", "-m", "coterie.flower.superexec", "--insecure"], ["other", "--insecure"]]
+    assert started == [[sys.executable, "-P", "-m", "coterie.deploy.superexec", "--insecure"], ["other", "--insecure"]]
 
 
 def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
@@ -307,7 +308,7 @@ def test_only_the_pinned_app_runs(tmp_path):
     for i in (0, 2):
         package, *command = (tmp_path / f"trace-{i}").read_text().split()
         assert package.startswith(f"{tmp_path}/home-{i}/apps/")
-        assert "coterie.flower.superexec" in command[0]  # forked
+        assert "coterie.deploy.superexec" in command[0]  # forked
     (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
     assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from stack import ROOT, Stack, docker
 
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 from tests.strangers import LARGE, attack, send
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]

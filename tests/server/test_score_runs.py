@@ -7,7 +7,6 @@ import pytest
 
 from coterie.client.handlers import HANDLERS
 from coterie.client.identity import Client
-from coterie.deploy.policy import Policy
 from coterie.engine.in_process import LocalGrid
 from coterie.fields.settings import ConfigError
 from coterie.privacy import LedgerError, read_ledger
@@ -15,6 +14,7 @@ from coterie.privacy.check import check, verified
 from coterie.privacy.score_histograms import CELLS
 from coterie.server import RunConfig, RunFolder, planning, run
 from coterie.server.run_requests import terms_of
+from coterie.site.policy import Policy
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
 
 SETTINGS = {
