@@ -71,7 +71,7 @@ UNLOCKED := torch torchvision triton cuda-bindings cuda-pathfinder cuda-toolkit 
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 COMPILE   = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-header $(UNLOCKED:%=--no-emit-package %) pyproject.toml
-DEPLOYED  = --extra excel --extra metrics --extra parquet
+DEPLOYED  = --extra deploy --extra excel --extra images --extra metrics --extra parquet
 
 lock: $(READY)
 	mkdir -p build

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, requires
 from typing import Annotated
 
 import typer
@@ -107,6 +108,8 @@ def main() -> None:
             print(f"error: cannot access {error.filename}: {error.strerror}", file=sys.stderr)
         elif _expected(error):
             print(f"error: {error}", file=sys.stderr)
+        elif isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+            print(f"error: {error.name} is not installed: pip install 'coterie[{extra}]'", file=sys.stderr)
         else:
             raise
         sys.exit(1)
@@ -116,3 +119,11 @@ def _expected(error: Exception) -> bool:
     """Whether the error is in `_EXPECTED`. Only imported packages are checked, since no other can have raised it."""
     loaded = ((sys.modules[package], names) for package, names in _EXPECTED.items() if package in sys.modules)
     return any(isinstance(error, getattr(package, name)) for package, names in loaded for name in names)
+
+
+def _extra_with(module: str) -> str | None:
+    """Return the extra of Coterie that installs a module; None if none does."""
+    top = module.partition(".")[0]
+    package = {"grpc": "grpcio", "PIL": "pillow", "yaml": "pyyaml"}.get(top, top.replace("_", "-"))
+    extras = (re.match(rf"{package}\b.*\bextra == .(?!all|dev)(\w+)", line) for line in requires("coterie") or ())
+    return next((extra[1] for extra in extras if extra is not None), None)
