@@ -64,6 +64,7 @@ docs: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --cache-dir build/imports
 	$(BIN)/mypy
 
 # Renews the lock files, once a month and before a release; needs a package registry. PyTorch has other files for every device, so it is not locked.
@@ -72,7 +73,7 @@ UNLOCKED := torch torchvision triton cuda-bindings cuda-pathfinder cuda-toolkit 
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 COMPILE   = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-header $(UNLOCKED:%=--no-emit-package %) pyproject.toml
-DEPLOYED  = --extra excel --extra metrics --extra parquet
+DEPLOYED  = --extra deploy --extra excel --extra images --extra metrics --extra parquet
 
 lock: $(READY)
 	mkdir -p build

@@ -39,8 +39,8 @@ import numpy as np
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, command, environment
-from coterie.deploy.node import NodeConfig
 from coterie.server.config import combined
+from coterie.site.node import NodeConfig
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
 SHAPE, CLASSES, RECORDS = "1x8x8", 10, 60
@@ -124,7 +124,7 @@ def resident(pid: int) -> float:
 def program(pid: int) -> str:
     """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as their SuperExec."""
     line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-    names = {"flower.superexec": "flower-superexec", "flower.supernode": "flower-supernode"}
+    names = {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
     found = [name for part, name in names.items() if part in line]
     return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
 

@@ -18,7 +18,8 @@ ELSEWHERE = {"colorama": "BSD-3-Clause"}
 _HEAD = """# Dependencies
 
 `make licences` writes this table from `requirements.lock` and the metadata of the installed
-packages. It lists the packages of a deployment, with the extras `excel`, `metrics` and `parquet`.
+packages. It lists the packages of a deployment, with the extras `deploy`, `excel`, `images`,
+`metrics` and `parquet`.
 `torch` is not locked; its GPU builds install Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`,
 `cuda-*`) under NVIDIA licences.
 

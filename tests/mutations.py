@@ -32,7 +32,7 @@ _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
 _SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
 _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/flower/generators.py", "coterie/flower/clientapp.py"
+_GENERATORS, _CLIENTAPP = "coterie/flower/generators.py", "coterie/deploy/clientapp.py"
 _CLUSTERED, _CLUSTERED_TEST = "coterie/client/clustered.py", "tests/client/test_clustered.py"
 _PLUGINS_TEST = "tests/client/test_training_plugins.py"
 _TRAINERS_TEST = "tests/client/test_trainers.py"
@@ -47,8 +47,8 @@ _GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/con
 _STARTS, _START_MODELS = "tests/server/test_start_models.py", "coterie/server/start_models.py"
 _PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
-_ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_registry.py"
-_REQUEST = "coterie/deploy/run_request.py"
+_ROSTER, _REGISTRY = "coterie/site/roster.py", "tests/rounds/test_client_registry.py"
+_REQUEST = "coterie/site/run_request.py"
 _CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
 _SUFFICES = "tests/privacy/test_noise_suffices.py"
@@ -1922,7 +1922,7 @@ MUTATIONS = [
     ),
     Mutation(
         "keys for masked rounds imply nothing",
-        "coterie/deploy/node.py",
+        "coterie/site/node.py",
         "implied = {MASKED_SUMS: self._has_masking_keys,",
         "implied = {TRUSTED_SERVER: self._has_masking_keys,",
         f"{_GUARANTEES}::test_keys_for_masked_rounds_imply_masked_sums",
@@ -1936,7 +1936,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a trusted server has a budget",
-        "coterie/deploy/node.py",
+        "coterie/site/node.py",
         "self.guarantee == TRUSTED_SERVER and budget,",
         "False,",
         f"{_GUARANTEES}::test_contradictions_name_the_keys_and_the_way_out",

@@ -27,11 +27,11 @@ import test_report  # noqa: E402
 from kit import sealed  # noqa: E402
 from kit.browser import Browser  # noqa: E402
 
-from coterie.deploy.operator_keys import operator_fingerprint  # noqa: E402
 from coterie.privacy import certificate  # noqa: E402
 from coterie.report.handover.content import page  # noqa: E402
 from coterie.report.page import write_report  # noqa: E402
 from coterie.report.runs import read_run  # noqa: E402
+from coterie.site.operator_keys import operator_fingerprint  # noqa: E402
 
 GOLDEN = HERE / "report" / "golden"
 WIDTHS = (390, 1280)

@@ -16,10 +16,12 @@ from packaging.utils import canonicalize_name
 from coterie.flower import SUPPORTED
 
 LOCKS = {
-    "requirements.lock": ("excel", "metrics", "parquet"),
+    "requirements.lock": ("deploy", "excel", "images", "metrics", "parquet"),
     "requirements-dev.lock": (
+        "deploy",
         "docs",
         "excel",
+        "images",
         "metrics",
         "mlflow",
         "onnx",

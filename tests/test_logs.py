@@ -14,7 +14,7 @@ from flwr.supercore.logger import ConsoleHandler
 from kit.commands import document
 
 from coterie import logs
-from coterie.cli.status import _progress
+from coterie.deploy.commands.status import _progress
 from coterie.flower import run_log
 from coterie.results import RoundRecord
 
@@ -226,7 +226,7 @@ FORKS = """
 import json, os, sys
 import scipy.optimize, scipy.signal, scipy.stats, torch.distributed.tensor
 import flwr.common.logger
-import coterie.cli.run, coterie.cli.status
+import coterie.cli.run, coterie.deploy.commands.status
 
 assert not {"absl", "opacus"} & set(sys.modules)
 for number, (code, variables) in enumerate(json.load(sys.stdin)):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from coterie.datasets import SchemaError, TableSchema
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
 from coterie.fields.removed import REMOVED
 from coterie.server import ConfigError, RunConfig
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
 from coterie.testing import check_loss
 
 SURVIVAL = 'version = 1\n[survival]\ntime = "t"\n[[columns]]\nname = "a"\ntype = "number"\nmean = 0\nscale = 1\n'

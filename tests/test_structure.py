@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 
 SHARED = {"__init__.py", "settings.py", "app.py", "errors.py"}
 #: A file of a command has the name of the command, that of an attack the name of its target.
-NAMED_AFTER_OTHERS = ("cli", "audit")
+NAMED_AFTER_OTHERS = {"cli", "commands", "audit"}
 #: Names that do not say what they hold.
 VAGUE = {"found", "each", "own", "part", "place", "known", "kind", "about"}
 LARGEST_SHARE = 0.01
@@ -26,8 +26,13 @@ def test_files_of_tests_have_names_of_their_own():
 
 
 def test_one_file_name_has_one_meaning():
-    names = Counter(path.name for path in SOURCES if path.relative_to(PACKAGE).parts[0] not in NAMED_AFTER_OTHERS)
+    named = [path for path in SOURCES if NAMED_AFTER_OTHERS.isdisjoint(path.relative_to(PACKAGE).parts)]
+    names = Counter(path.name for path in named)
     assert {name for name, number in names.items() if number > 1} <= SHARED
+
+
+def test_no_file_is_called_utils():
+    assert not [path for path in SOURCES if "utils" in path.name]
 
 
 @cache

@@ -1,20 +1,15 @@
-"""Listings of strategies, data sets and models, and reports of runs."""
+"""Listings of strategies, data sets and models."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from coterie.cli.console import JsonFlag, console_for, listing, print_json, print_table
+from coterie.cli.console import JsonFlag, console_for, listing
 from coterie.fields.plugins import installed, origin
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from coterie.report.comparison import Comparison
 
 
 def strategies(as_json: JsonFlag = False) -> None:
@@ -92,70 +87,3 @@ def models(as_json: JsonFlag = False) -> None:
     }
     extra = [f"{name} = {origin(entry)}" for name, entry in installed("features").items()]
     listing(f"models (features: {', '.join([*sorted(networks.FEATURES), *extra])})", rows, as_json)
-
-
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    csv: Annotated[
-        str | None, typer.Option("--csv", metavar="FILE", help="CSV file of the comparison; -: standard output.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
-    from coterie.privacy import LedgerError
-    from coterie.privacy.check import verified
-    from coterie.report.comparison import compare, read_runs
-    from coterie.report.page import write_report
-    from coterie.report.result_table import result_table
-    from coterie.report.runs import ReportError
-
-    if as_json and csv == "-":
-        raise ReportError("--json and --csv - both write to standard output; give --csv a file")
-    loaded_runs, damaged = read_runs(runs)
-    for run in list(loaded_runs):
-        try:
-            verified(run.path)
-        except LedgerError as error:
-            if len(runs) == 1:
-                raise
-            loaded_runs.remove(run)
-            damaged.append((str(run.path), str(error)))
-    if not loaded_runs:
-        raise ReportError(damaged[0][1])
-    page = write_report(loaded_runs, out, damaged)
-    comparison = compare(loaded_runs, damaged)
-    if csv is not None:
-        _write_csv(comparison.csv(), csv)
-    console = console_for(as_json or csv == "-")
-    if as_json:
-        print_json({**comparison.document(), "report": str(page)})
-    elif len(runs) == 1:
-        if loaded_runs[0].result is not None and loaded_runs[0].certificate:
-            console.print(result_table(loaded_runs[0].result, loaded_runs[0].certificate))
-    else:
-        heads, rows = comparison.cells()
-        print_table(console, heads, rows, right=len(comparison.scores) + 1)
-    _print_remarks(console, comparison, several=len(runs) > 1)
-    console.print(str(page), markup=False, soft_wrap=True)
-    if damaged:
-        raise typer.Exit(1)
-
-
-def _write_csv(text: str, target: str) -> None:
-    if target == "-":
-        print(text, end="")
-    else:
-        Path(target).write_text(text, encoding="utf-8")
-
-
-def _print_remarks(console: Console, comparison: Comparison, several: bool) -> None:
-    """Print which runs are missing in a comparison, what its rows lack, and what the guarantee does not cover."""
-    from coterie.report.comparison import OUTSIDE
-
-    lines = [f"left out: {run}: {reason}" for run, reason in comparison.left_out]
-    lines += [f"note: {run}: {note}" for run, note in comparison.notes]
-    if several and any(row.exact for row in comparison.rows):
-        lines.append(OUTSIDE)
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)

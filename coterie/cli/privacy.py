@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = group("Compute privacy costs, calibrate noise, and check ledgers and budgets.")
 
-_POINTS = 40
 _Text = str | None
 
 # Settings of a run that have options of their own, as in `coterie run`.
@@ -58,7 +57,7 @@ def privacy_epsilon(
     options = {"noise-multiplier": noise_multiplier, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
     given = {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters}
     plan = _config(config, assignments, given).plan
-    costs = {f"epsilon_{name}": plan.cost(name) for name in _accountants(plan.sampler, opacus)}
+    costs = {f"epsilon_{name}": plan.cost(name) for name in accountants_of(plan.sampler, opacus)}
     stated = {"delta": plan.delta, "unit": plan.unit, "adjacency": plan.adjacency}
     answer({"epsilon": costs["epsilon_pld"], **costs, **stated}, as_json)
 
@@ -146,63 +145,6 @@ def _compare(config: RunConfig, as_json: bool) -> None:
     )
 
 
-@app.command("curve")
-def privacy_curve(
-    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")],
-    sampling_rate: Annotated[float, typer.Option(help="q, sampling rate of clients in a round.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")],
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise multiplier of a round: standard deviation / sensitivity.")
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Target epsilon to which the noise is calibrated by PLD, instead of --noise-multiplier."),
-    ] = None,
-    sampler: Annotated[
-        str, typer.Option(help="poisson, or fixed (m of M clients, replace-one adjacency).")
-    ] = "poisson",
-    out: Annotated[
-        Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf; default: privacy-curve.png.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Plot epsilon over rounds for each accountant."""
-    from coterie.privacy import Event, PrivacyError, calibrate, composed
-    from coterie.privacy.accountants import MIN_NOISE
-    from coterie.privacy.accounting import check_delta
-
-    if (noise_multiplier is None) == (epsilon is None):
-        raise PrivacyError("give either --noise-multiplier or --epsilon")
-    check_delta(delta)
-    if epsilon is not None:
-        noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
-    event = Event(sampling_rate, _positive("noise-multiplier", noise_multiplier), sampler)
-    if event.noise_multiplier < MIN_NOISE:
-        raise PrivacyError(
-            f"--noise-multiplier {noise_multiplier}: must be at least {MIN_NOISE:g}; below it epsilon is infinite"
-        )
-    # Denser at the start, where the curves bend.
-    steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})
-    curves = {
-        name: [(n, composed({event: n}, name).epsilon(delta)) for n in steps] for name in _accountants(sampler, False)
-    }
-    if out is None and not as_json:
-        out = Path("privacy-curve.png")
-    if out is not None:
-        from coterie.report import formats
-        from coterie.report.plots import privacy_figure, save_figure
-
-        way = "Poisson sampling" if sampler == "poisson" else "cohorts of fixed size"
-        title = f"noise {event.noise_multiplier:.4g}, {way} at rate {sampling_rate:g}, δ = {formats.number(delta)}"
-        save_figure(privacy_figure(curves, title), out)
-    if as_json:
-        parameters = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
-        print_json({**parameters, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
-        return
-    answer({f"epsilon_{name}": points[-1][1] for name, points in curves.items()}, as_json)
-    console_for(as_json).print(str(out), soft_wrap=True)
-
-
 @app.command("check")
 def privacy_check(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
@@ -259,16 +201,16 @@ def _verdict(derived: Mapping[str, Any], stated: Mapping[str, Any] | None) -> st
 
 
 def _public_key(path: Path) -> Ed25519PublicKey:
-    from coterie.deploy.operator_keys import read_operator_public
+    from coterie.site.operator_keys import read_operator_public
 
     return read_operator_public(path)
 
 
 def _signature(run: Path, key: Ed25519PublicKey | None) -> tuple[str, list[str]]:
     """Return what is known of the signature of a run, and its problems, which need a key."""
-    from coterie.deploy.operator_keys import operator_fingerprint, verifies
     from coterie.files import FileError, read_bytes
     from coterie.privacy.manifest import MANIFEST, SIGNATURE
+    from coterie.site.operator_keys import operator_fingerprint, verifies
 
     try:
         content, signature = (read_bytes(run / name) for name in (MANIFEST, SIGNATURE))
@@ -306,22 +248,6 @@ def privacy_spent(
         },
         as_json,
     )
-
-
-@app.command("guard")
-def privacy_guard(
-    ledger: Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger of a guarded site, or of a guarded run.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Show the certificate of a guarded site over all apps and runs, or of a guarded run over all sites."""
-    from coterie.guard import certificate
-
-    document = certificate(ledger)
-    if not as_json:
-        lists = {key: "\n".join(map(str, value)) for key, value in document.items() if isinstance(value, list)}
-        costs = "\n".join(f"{name}: {cost}" for name, cost in document["accountants"].items())
-        document |= lists | {"accountants": costs, "sites": str(len(document["sites"]))}
-    answer(document, as_json)
 
 
 @app.command("total")
@@ -372,7 +298,7 @@ def privacy_budget(
         if epsilon is None or delta is None or clients is None:
             raise PrivacyError("a new budget requires --epsilon, --delta and --clients")
         check_delta(delta)
-        Event(1.0, _positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
+        Event(1.0, positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
         SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
     header, charges = read_ledger(file)
     if "clients" not in header:
@@ -394,7 +320,8 @@ def _stated(path: Path) -> dict[str, Any] | None:
         raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
 
 
-def _positive(name: str, value: float | None) -> float:
+def positive(name: str, value: float | None) -> float:
+    """Return the value of an option. Raises :class:`~coterie.privacy.PrivacyError` if it is not positive."""
     from coterie.privacy import PrivacyError
 
     if value is None or not value > 0:
@@ -402,14 +329,8 @@ def _positive(name: str, value: float | None) -> float:
     return value
 
 
-def _accountants(sampler: str, opacus: bool) -> list[str]:
-    """Every accountant that supports the sampler. Those of Opacus import torch."""
+def accountants_of(sampler: str, opacus: bool) -> list[str]:
+    """Return the accountants that support the sampler. Those of Opacus import torch."""
     from coterie.privacy import ACCOUNTANTS
 
     return [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and (opacus or not n.startswith("opacus"))]
-
-
-def _adjacency(sampler: str) -> str:
-    from coterie.privacy import Joint, RRSlot
-
-    return (Joint if sampler == "poisson" else RRSlot).adjacency

@@ -9,11 +9,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
@@ -184,7 +185,6 @@ def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
 
 def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, console: Console, began: float) -> None:
     from coterie.logs import collapsed_warnings
-    from coterie.server.app import report_on_exit
     from coterie.server.simulate import simulate
 
     folder.started(began)
@@ -192,7 +192,7 @@ def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, consol
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        with report_on_exit(folder) as page, _progress(folder, console), collapsed_warnings():
+        with _reported(folder.path) as shown, _progress(folder, console), collapsed_warnings():
             outcome = simulate(folder, engine, client_cpus=client_cpus)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
@@ -202,11 +202,29 @@ def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, consol
     if as_json:
         print_json(outcome.document)
         return
-    from coterie.files import read_object
-    from coterie.report.result_table import result_table  # imports matplotlib
+    for text in shown:
+        console.print(text, soft_wrap=True)
+    console.print(f"run folder {folder.path}/", soft_wrap=True)
 
-    console.print(result_table(outcome, read_object(folder.path / "privacy.json")))
-    console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
+
+@contextmanager
+def _reported(run: Path) -> Iterator[list[RenderableType]]:
+    """Have the entry points of `coterie.reports` report a run when the context exits, also if its budget ended it.
+
+    Yields a list that then holds what they show in the terminal.
+    """
+    shown: list[RenderableType] = []
+    try:
+        yield shown
+    finally:
+        if (run / "result.json").exists():
+            reports = entry_points(group="coterie.reports")
+            try:
+                shown += [text for report in reports for text in report.load()(run)]
+            except ImportError as error:
+                shown.append(f"no report page: {error}")
+            if not shown:
+                shown.append("no report page: no installed package registers a report (coterie.reports)")
 
 
 def _headline(folder: Any) -> str:

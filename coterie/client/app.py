@@ -23,12 +23,12 @@ from coterie.client.identity import Client, identity_reply
 from coterie.client.masking_keys import keys_or_none
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import APP_HASH, MIN_COHORT, NodeConfig
-from coterie.deploy.policy import Policy
 from coterie.fields.plugins import sources
 from coterie.logs import printable
 from coterie.privacy.mechanisms.score_sums import TRAINING
+from coterie.site.errors import DeployError
+from coterie.site.node import APP_HASH, MIN_COHORT, NodeConfig
+from coterie.site.policy import Policy
 from coterie.tasks import TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, LabelRequest, RequestError
 from coterie.wire.guarantees import ANSWERS

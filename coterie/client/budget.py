@@ -24,7 +24,6 @@ from flwr.common.logger import log
 
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
-from coterie.deploy.policy import DAYS_OF_MONTH
 from coterie.files import FileError, private_folder
 from coterie.logs import printable
 from coterie.privacy import (
@@ -44,6 +43,7 @@ from coterie.privacy.budget_files import epsilon_spent, spending
 from coterie.privacy.charge_times import elapsed_of
 from coterie.privacy.ledger import RECONCILED, held_out_epsilon, read_ledger
 from coterie.privacy.sums import REQUEST, RUN, Sums
+from coterie.site.policy import DAYS_OF_MONTH
 from coterie.wire.messages import HEAD
 
 #: Name of the file beside the data.

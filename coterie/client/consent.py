@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from flwr.common.logger import log
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
 
 if TYPE_CHECKING:
-    from coterie.deploy.run_request import RunRequest
     from coterie.privacy import Guarantee
+    from coterie.site.run_request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Consent:
         """Verify the text that a server sends by the roster of a node configuration; without a roster, nothing is."""
         if not isinstance(text, str) or not text or node.roster is None:
             return cls()
-        from coterie.deploy.roster import SEEN_FILE, authority_beside, read_newest
-        from coterie.deploy.run_request import RunRequest
+        from coterie.site.roster import SEEN_FILE, authority_beside, read_newest
+        from coterie.site.run_request import RunRequest
 
         try:
             seen = None if node.state_dir is None else Path(node.state_dir) / SEEN_FILE

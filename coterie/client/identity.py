@@ -11,8 +11,8 @@ from coterie.client.kept_states import KeptState
 from coterie.client.masking_keys import MaskingKeys
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
-from coterie.deploy.policy import Policy
 from coterie.fields import TRUSTED_SERVER
+from coterie.site.policy import Policy
 from coterie.wire.guarantees import refusal
 from coterie.wire.messages import EVALUATE, REPLY
 from coterie.wire.versions import incompatible, versions

@@ -27,12 +27,12 @@ from flwr.common.logger import log
 
 from coterie.client.box_keys import BoxKeys, SimulatedBoxKeys, StoredBoxKeys
 from coterie.client.state import ClientError
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.roster import SEEN_FILE, Roster, authority_beside, fingerprint, read_newest
-from coterie.deploy.signatures import read_private_key
 from coterie.files import FileError, open_private, private_folder, read_bytes, read_object, write_atomic
 from coterie.privacy.secure_aggregation.keys import KEY_BYTES, derive
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
+from coterie.site.roster import SEEN_FILE, Roster, authority_beside, fingerprint, read_newest
+from coterie.site.signatures import read_private_key
 from coterie.wire.masked import PURPOSE, SignedKey, box_content
 
 

@@ -1,4 +1,1 @@
-"""Deployment of clients and servers: certificates and keys, the app bundle, and client start-up.
-
-A ClientApp imports the node configuration, and no library for certificates: names are those of the modules.
-"""
+"""Deployment: certificates, the app bundle, Flower's programs, trials, backups, and their commands."""

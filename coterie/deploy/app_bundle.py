@@ -17,7 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from coterie.deploy.errors import DeployError
+from coterie.site.errors import DeployError
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 

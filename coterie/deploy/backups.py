@@ -20,8 +20,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.deploy.errors import DeployError
 from coterie.files import PRIVATE, FileError, parse_object, private_folder, read_bytes, sync_folder, write_new
+from coterie.site.errors import DeployError
 
 _MANIFEST = "manifest.json"
 _DATABASE, _LEDGER = ".db", ".jsonl"

@@ -8,7 +8,7 @@ nodes/node-I.key, .pub   ECDSA P-384 in OpenSSH's format, by which the SuperLink
 nodes/node-I.crt         TLS of SuperNode I: of its own Runtime API, for ``supernode-I`` and this machine, and to the
                          SuperLink
 nodes/node-I.tls.key     its key
-roster.json              which client each node's key is, signed by the authority (:mod:`coterie.deploy.roster`)
+roster.json              which client each node's key is, signed by the authority (:mod:`coterie.site.roster`)
 submitters/NAME.key,     by which NAME signs requests for runs, in the same format as a node's; only if asked for
 .pub
 operator.key, .pub       Ed25519 in PEM, by which the operator signs what runs released
@@ -44,10 +44,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.operator_keys import OPERATOR_KEY, OPERATOR_PUBLIC, new_operator_key
-from coterie.deploy.roster import ROSTER_FILE, SUBMITTER, Member, Roster, fingerprint, read_authorities
 from coterie.files import PRIVATE, write_new
+from coterie.site.errors import DeployError
+from coterie.site.operator_keys import OPERATOR_KEY, OPERATOR_PUBLIC, new_operator_key
+from coterie.site.roster import ROSTER_FILE, SUBMITTER, Member, Roster, fingerprint, read_authorities
 
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
 DAYS, AUTHORITY_DAYS = 825, 3650

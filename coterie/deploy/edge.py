@@ -23,18 +23,18 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coterie.deploy.app_bundle import checked_hash, trusted_entities
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.policy import Policy
-from coterie.deploy.roster import SEEN_FILE, fingerprint, is_authority, read_authorities, read_newest
-from coterie.deploy.signatures import read_file, read_private_key
-from coterie.deploy.transport import nodes_speak_http
 from coterie.fields import MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
+from coterie.site.policy import Policy
+from coterie.site.roster import SEEN_FILE, fingerprint, is_authority, read_authorities, read_newest
+from coterie.site.signatures import read_file, read_private_key
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
-#: Command of the SuperExec (:mod:`coterie.flower.superexec`); its flags follow.
-SUPEREXEC = (sys.executable, "-P", "-m", "coterie.flower.superexec")
+#: Command of the SuperExec (:mod:`coterie.deploy.superexec`); its flags follow.
+SUPEREXEC = (sys.executable, "-P", "-m", "coterie.deploy.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 #: Returns how this machine's clock differs from that of a SuperLink at an address, if it is rejected for it.
 ClockError: TypeAlias = Callable[[str, Path, Path, tuple[Path, Path] | None], str | None]
@@ -165,7 +165,7 @@ def checks(
         edge: options of the client.
         describe: describes the data at a path, or raises ValueError or OSError.
         describe_budget: describes what is spent of the client's budget, if it has one, or raises RuntimeError.
-        clock_error: see :func:`coterie.flower.fleet.clock_error`.
+        clock_error: see :func:`coterie.deploy.fleet.clock_error`.
 
     Nothing is started. The SuperLink is contacted with a valid CA only, and asked about the clock with a valid key.
     """
@@ -197,12 +197,12 @@ def checks(
 
 
 def command(edge: Edge) -> list[str]:
-    """Return the command of the SuperNode (:mod:`coterie.flower.supernode`), with the pinned app if there is one."""
+    """Return the command of the SuperNode (:mod:`coterie.deploy.supernode`), with the pinned app if there is one."""
     pinned = ["--fab-hash", edge.fab_hash] if edge.fab_hash else []
     certificate = ["--certificate", str(edge.certificate), "--certificate-key", str(edge.certificate_key)]
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
-        *(sys.executable, "-P", "-m", "coterie.flower.supernode", *pinned),
+        *(sys.executable, "-P", "-m", "coterie.deploy.supernode", *pinned),
         *(certificate if edge.certificate else ()),
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),

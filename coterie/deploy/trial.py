@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from coterie.deploy.errors import DeployError
 from coterie.files import open_private, private_folder
+from coterie.site.errors import DeployError
 
 #: Environment variable of every process of a trial: the absolute path of its folder.
 TRIAL = "COTERIE_TRIAL"

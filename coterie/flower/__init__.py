@@ -1,7 +1,7 @@
-"""All code that replaces or calls private parts of Flower, one module for each program or object.
+"""Code that replaces or calls private parts of Flower in a run, one module for each object.
 
-:data:`PRIVATE` lists these parts, and :func:`check` compares them with the installed version, which each program does
-before it does anything else.
+:mod:`coterie.deploy` has the code for Flower's programs. :data:`PRIVATE` lists the parts of both, and :func:`check`
+compares them with the installed version, which each program does before it does anything else.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.errors import DeployError
 
 #: Versions of Flower that Coterie is tested with, as pyproject.toml has them.
 SUPPORTED = ">=1.39,<1.43"
@@ -56,77 +56,77 @@ PRIVATE = (
     PrivatePart(
         "flwr.superlink.cli.flower_superlink.generic_create_grpc_server",
         ("servicer_and_add_fn", "max_message_length", "certificates"),
-        "flower.superlink",
+        "deploy.superlink",
         "limits the messages of the Fleet API, and requires certificates of clients",
     ),
     PrivatePart(
         "flwr.superlink.main.create_app",
         ("config", "superlink_lifespan_class"),
-        "flower.client_port",
+        "deploy.client_port",
         "serves the Fleet API on a port of its own",
         over_http=True,
     ),
-    PrivatePart("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER", (), "flower.fleet", _NODE, over_http=True),
-    PrivatePart("flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER", (), "flower.fleet", _NODE, over_http=True),
+    PrivatePart("flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER", (), "deploy.fleet", _NODE, over_http=True),
+    PrivatePart("flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER", (), "deploy.fleet", _NODE, over_http=True),
     PrivatePart(
         "flwr.supercore.primitives.asymmetric.verify_signature",
         ("public_key", "message", "signature"),
-        "flower.client_port",
+        "deploy.client_port",
         _NODE,
         over_http=True,
     ),
     PrivatePart(
-        "flwr.superlink.routers.fleet.router.router", (), "flower.client_port", "has its paths", over_http=True
+        "flwr.superlink.routers.fleet.router.router", (), "deploy.client_port", "has its paths", over_http=True
     ),
     PrivatePart(
         "flwr.supernode.fleet_http_connection.FleetHttpClient.from_server_address",
         ("server_address", "insecure", "root_certificates", "interceptors"),
-        "flower.supernode",
+        "deploy.supernode",
         "presents the certificate of the node",
         over_http=True,
     ),
     PrivatePart(
         "flwr.supernode.start_client_internal._pull_and_store_message",
         ("state", "object_store", "receive", "get_run", "get_fab"),
-        "flower.supernode",
+        "deploy.supernode",
         _PULL,
     ),
     PrivatePart(
         "flwr.supernode.start_client_internal._insert_message",
         ("msg", "state", "store"),
-        "flower.supernode",
+        "deploy.supernode",
         "replies with an error to a run whose app is not the pinned one",
     ),
-    PrivatePart("flwr.supernode.start_client_internal.FAB_VERIFICATION_ERROR", (), "flower.supernode", "that error"),
+    PrivatePart("flwr.supernode.start_client_internal.FAB_VERIFICATION_ERROR", (), "deploy.supernode", "that error"),
     PrivatePart(
-        "flwr.supernode.start_client_internal._push_messages", (), "flower.supernode", "runs after the wait that ends"
+        "flwr.supernode.start_client_internal._push_messages", (), "deploy.supernode", "runs after the wait that ends"
     ),
-    PrivatePart("flwr.supernode.start_client_internal.time.sleep", (), "flower.supernode", _WAKE),
+    PrivatePart("flwr.supernode.start_client_internal.time.sleep", (), "deploy.supernode", _WAKE),
     PrivatePart(
         "flwr.supernode.start_client_internal.subprocess.Popen",
         (),
-        "flower.supernode",
+        "deploy.supernode",
         "starts Coterie's SuperExec, which imports PyTorch once",
     ),
-    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "flower.supernode", _WAKE),
-    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "flower.supernode", _WAKE),
-    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_object", (), "flower.supernode", _WAKE),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "deploy.supernode", _WAKE),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "deploy.supernode", _WAKE),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_object", (), "deploy.supernode", _WAKE),
     PrivatePart(
-        "flwr.supercore.superexec.run_superexec.get_executor", (), "flower.superexec", "forks a process for a message"
+        "flwr.supercore.superexec.run_superexec.get_executor", (), "deploy.superexec", "forks a process for a message"
     ),
     PrivatePart(
-        "flwr.supercore.superexec.run_superexec.time.sleep", (), "flower.superexec", "starts a message without a pause"
+        "flwr.supercore.superexec.run_superexec.time.sleep", (), "deploy.superexec", "starts a message without a pause"
     ),
     PrivatePart(
         "flwr.supernode.runtime.run_clientapp.install_from_fab",
         (),
-        "flower.clientapp",
+        "deploy.clientapp",
         "uses an app that is already imported",
     ),
     PrivatePart(
         "flwr.supernode.runtime.run_clientapp.get_load_client_app_fn",
         (),
-        "flower.clientapp",
+        "deploy.clientapp",
         "gives random generators new seeds after the import of an app",
     ),
     PrivatePart("flwr.superlink.grid.http_grid.HttpGrid.pull_messages", ("message_ids",), "flower.grid", _INFLATE),

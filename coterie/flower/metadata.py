@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flwr.app import Message, Metadata
 
-from coterie.deploy.errors import DeployError
 from coterie.flower import SUPPORTED
+from coterie.site.errors import DeployError
 
 
 def set_message_id(message: Message, message_id: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
 
-from coterie.deploy.errors import DeployError
 from coterie.flower import SUPPORTED
+from coterie.site.errors import DeployError
 
 #: Key of the zeros that complete the integers of a record to their largest size.
 PADDING = "padding"

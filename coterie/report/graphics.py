@@ -7,11 +7,11 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 from urllib.parse import quote
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from coterie.files import spreadsheet_cell
@@ -63,12 +63,12 @@ class Data:
     rows: Sequence[Sequence[Any]]
 
     @property
-    def uri(self) -> Markup:
+    def uri(self) -> str:
         """All rows as CSV in a `data:` URI."""
         content = io.StringIO()
         writer = csv.writer(content, lineterminator="\n")
         writer.writerows(map(spreadsheet_cell, row) for row in (self.heads, *self.rows))
-        return Markup("data:text/csv;charset=utf-8," + quote(content.getvalue(), safe=",-._~"))
+        return "data:text/csv;charset=utf-8," + quote(content.getvalue(), safe=",-._~")
 
     @property
     def shown(self) -> list[list[str]]:
@@ -97,7 +97,7 @@ class Graphic:
     caption: str
     data: Data
 
-    def svgs(self, name: str) -> list[tuple[str, Markup]]:
+    def svgs(self, name: str) -> list[tuple[str, str]]:
         """Return (heading, SVG) of each panel; ``name`` makes ids unique on the page."""
         return [
             (heading, svg(figure, f"{name}-{number}", f"{self.title}: {heading}" if heading else self.title))
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def svg(figure: Figure, name: str, description: str) -> Markup:
+def svg(figure: Figure, name: str, description: str) -> str:
     """Render the figure as scalable inline SVG; colours are CSS variables, and `name` makes ids unique on the page."""
     target = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
@@ -124,5 +124,5 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), text)
     view_box = re.search(r'viewBox="[\d. ]+"', text)
     assert view_box is not None, "matplotlib's SVG has a viewBox"
-    head = f'<svg {view_box.group()} role="img" aria-label="{Markup.escape(description)}">'
-    return Markup(re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip())
+    head = f'<svg {view_box.group()} role="img" aria-label="{escape(description)}">'
+    return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()

@@ -1,4 +1,4 @@
-"""Template of the report page; a Python module, because Flower app bundles include no template files."""
+"""Template of the report page."""
 
 # ruff: noqa: E501
 
@@ -177,7 +177,7 @@ _MACROS = r"""{% macro badge(text, good) %}
 <figure>
   <div class="panels{{ ' many' if each.panels | length > 2 }}">
   {% for heading, svg in each.svgs(name) %}
-  <div class="panel">{% if heading %}<p class="panel-head">{{ heading }}</p>{% endif %}{{ svg }}</div>
+  <div class="panel">{% if heading %}<p class="panel-head">{{ heading }}</p>{% endif %}{{ svg | safe }}</div>
   {% endfor %}
   </div>
   <figcaption>{{ each.caption }}</figcaption>

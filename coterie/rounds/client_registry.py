@@ -46,7 +46,7 @@ class SimulatesClients(Protocol):
 
 
 class Roster(Protocol):
-    """States which client a key is (:class:`coterie.deploy.roster.RosterFile`)."""
+    """States which client a key is (:class:`coterie.site.roster.RosterFile`)."""
 
     #: Why the roster on disk is not used; empty if it is.
     problem: str

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from coterie import logs
 from coterie.client.kept_states import KeptStates
-from coterie.deploy.roster import SEEN_FILE
 from coterie.fields import finite
 from coterie.fields.settings import AUTO, ConfigError
 from coterie.flower import run_log
@@ -38,6 +37,7 @@ from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.run_requests import submission_of
 from coterie.server.start_models import StartModels
+from coterie.site.roster import SEEN_FILE
 
 #: Name of the audit log, in the folder of the run folders.
 AUDIT_LOG = "audit.jsonl"
@@ -89,19 +89,6 @@ def open_folder(
     while not config.run.out and out.exists():  # two runs in one second
         out = out.with_name(out.name + "-again")
     return RunFolder.create(out, config, origin, start)
-
-
-@contextmanager
-def report_on_exit(folder: RunFolder) -> Iterator[Path]:
-    """Write the report of a run when the context exits, also if the budget ended the run early."""
-    page = folder.path / "report.html"
-    try:
-        yield page
-    finally:
-        if (folder.path / "result.json").exists():
-            from coterie.report.page import write_report  # imports matplotlib
-
-            write_report([folder.path], page)
 
 
 app = ServerApp()
@@ -165,7 +152,7 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
         log(WARNING, warning)
     try:
         # The operator of a deployment sees when each client fails.
-        with report_on_exit(folder), nullcontext() if deployed else logs.collapsed_warnings():
+        with nullcontext() if deployed else logs.collapsed_warnings():
             with_retries(grid)
             run(folder, grid if deployed else with_check(grid, partial(require_data, folder.config)))
     finally:

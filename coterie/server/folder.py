@@ -16,7 +16,7 @@ clients/              state of simulated clients; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
 result.json           released values, cost, time
 diagnostics.json      exact scores of the last evaluation, which are outside the guarantee
-report.html           one self-contained page
+report.html           one self-contained page, which `coterie run` and `coterie report` write
 tensorboard/          series of the recorders, where they are configured; also mlflow.db, mlflow.json
 ====================  ==================================================================================
 """

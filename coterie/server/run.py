@@ -21,8 +21,6 @@ from flwr.serverapp.strategy import Result
 from coterie import __version__
 from coterie import models as networks
 from coterie.client.kept_states import KeptStates
-from coterie.deploy.errors import DeployError
-from coterie.deploy.roster import RosterFile, authority_beside
 from coterie.fields.plugins import sources
 from coterie.fields.settings import ConfigError
 from coterie.files import read_bytes
@@ -37,6 +35,8 @@ from coterie.server.folder import RunFolder, seal
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
 from coterie.server.run_requests import ROSTER, operators_roster
+from coterie.site.errors import DeployError
+from coterie.site.roster import RosterFile, authority_beside
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.roster import Roster, authority_beside, read_authorities
-from coterie.deploy.run_request import RunRequest
 from coterie.fields.settings import ConfigError
 from coterie.privacy import RecordLevel, Secure
 from coterie.server import planning
 from coterie.server.config import RunConfig
+from coterie.site.errors import DeployError
+from coterie.site.roster import Roster, authority_beside, read_authorities
+from coterie.site.run_request import RunRequest
 
 #: Environment variable of the ServerApp: the operator's roster.
 ROSTER = "COTERIE_ROSTER"

@@ -64,7 +64,7 @@ class Declarations:  # large: what a method declares, a line each
     #: Options that depend on data and device instead of settings: ``true_groups``, ``example_shape``,
     #: ``feature_range``, ``device``.
     needs: ClassVar[tuple[str, ...]] = ()
-    #: What replies of clients hold beside evaluations, in the words of a policy (coterie/deploy/policy.py).
+    #: What replies of clients hold beside evaluations, in the words of a policy (coterie/site/policy.py).
     releases: ClassVar[tuple[str, ...]] = ("updates",)
     #: Whether all models start equal.
     equal_start: ClassVar[bool] = False

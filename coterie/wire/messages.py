@@ -53,7 +53,7 @@ MASKED_STEPS = {OPEN: 0, MASKED: 1, MASKED_SCORES: 1, SURVIVORS: 2, UNMASK: 3}
 CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
 RECORD_PLANS = "record-plans"
-#: Key of a request's configuration: the signed request for the run (coterie/deploy/run_request.py).
+#: Key of a request's configuration: the signed request for the run (coterie/site/run_request.py).
 RUN_REQUEST = "run-request"
 #: Key of a reply at record level, a random number of the charge that paid for it, and of the next request, in which the
 #: server sends it back: a client that does not hold the charge was restored from an older copy.

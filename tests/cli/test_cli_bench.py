@@ -69,7 +69,7 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
 
 
 def test_reused_runs_do_not_count_for_the_remaining_time(monkeypatch, capsys):
-    module = import_module("coterie.cli.bench")
+    module = import_module("coterie.bench.commands.bench")
     now = 0.0
     monkeypatch.setattr(module.time, "perf_counter", lambda: now)
     with module._progress(console_for(False), 6) as (seen, _):
@@ -84,7 +84,7 @@ def test_reused_runs_do_not_count_for_the_remaining_time(monkeypatch, capsys):
 
 
 def test_a_bar_counts_reused_runs():
-    module = import_module("coterie.cli.bench")
+    module = import_module("coterie.bench.commands.bench")
     screen = io.StringIO()
     with module._progress(Console(file=screen, force_terminal=True), 3) as (seen, report):
         report("a starts")

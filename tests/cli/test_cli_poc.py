@@ -35,7 +35,7 @@ MASKED = {
 }
 #: Three of ten clients drop out of every round: one before its vector is sent, two after it. One leaks in the last one.
 DROPOUT = {"rounds": 2, "lost": [1], "gone": [4, 7], "leak": 2}
-poc = import_module("coterie.cli.poc")  # the package has the function by this name
+poc = import_module("coterie.deploy.commands.poc")  # the package has the function by this name
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from coterie.cli import cli
+from coterie.cli.program import cli
 
 
 def commands(group, before=()):

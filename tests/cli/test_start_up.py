@@ -140,3 +140,17 @@ def test_the_run_says_what_it_does_before_it_imports(monkeypatch):
     monkeypatch.setattr(run, "_run", lambda *_: None)
     run.run(assignments=[])
     assert "preparing the run" in screen.getvalue()
+
+
+def test_a_command_that_lacks_an_extra_says_which(tmp_path):
+    words = ["-c", "import sys; sys.modules['yaml'] = None; from coterie.cli import main; main()", "fab-hash", "."]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: yaml is not installed: pip install 'coterie[deploy]'\n")
+
+
+def test_a_missing_room_is_named_and_the_other_commands_work(tmp_path):
+    words = ["-c", "import sys; sys.modules['coterie.deploy'] = None; from coterie.cli import main; main()", "--help"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stderr.startswith("the commands of deploy are missing: ")
+    assert done.stderr.count("\n") == 1
+    assert {"run", "report", "bench"} <= set(done.stdout.split())

@@ -10,9 +10,9 @@ from kit.site_tables import AGE, OUTCOME, SEX
 from PIL import Image
 from workbooks import Raw, write_xlsx
 
-from coterie.cli.client import _report
 from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report
-from coterie.deploy.node import NodeConfig
+from coterie.deploy.commands.client import _report
+from coterie.site.node import NodeConfig
 
 SHAPE = "1x6x5"
 SCHEMA = "version = 1\n" + OUTCOME + AGE + SEX + 'unknown = "drop"\n'

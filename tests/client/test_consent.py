@@ -9,15 +9,15 @@ from test_hostile_server import CHEAP, WORLDS, World, plans, sender  # noqa: F40
 from coterie.client.app import client_of
 from coterie.client.consent import Consent
 from coterie.deploy.certificates import add_submitter, remove_submitter
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.policy import Policy
-from coterie.deploy.run_request import RunRequest
-from coterie.deploy.signatures import read_private_key
 from coterie.privacy import PLANS, RecordPlan, epsilon
 from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 from coterie.privacy.ledger import count_events
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
+from coterie.site.policy import Policy
+from coterie.site.run_request import RunRequest
+from coterie.site.signatures import read_private_key
 
 APP = "ab" * 32
 POLICY = 'submitters = ["alice"]'

@@ -13,11 +13,11 @@ from PIL import Image
 from coterie.client.app import app
 from coterie.client.state import ClientError
 from coterie.datasets import Declared, describe, own_shard
-from coterie.deploy.node import NodeConfig
 from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
+from coterie.site.node import NodeConfig
 from coterie.wire.messages import Layout, pack_models, read_reply
 
 FEATURES = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(4))

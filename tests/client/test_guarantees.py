@@ -10,9 +10,9 @@ from test_hostile_server import CENTROIDS, GAN, LABEL, drawn_gan, plans
 
 from coterie.client.handlers import HANDLERS
 from coterie.deploy.certificates import create
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
 from coterie.fields import GUARANTEES, MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
 from coterie.wire import messages
 from coterie.wire.guarantees import ANSWERS, Answer
 from coterie.wire.masked import ROUND_REQUESTS

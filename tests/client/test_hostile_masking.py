@@ -21,13 +21,13 @@ from coterie.client import masked_rounds, masking_keys, round_state
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import add_submitter, create
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.run_request import RunRequest
-from coterie.deploy.signatures import read_private_key
 from coterie.privacy import ClientLedger, Event, Secure, epsilon
 from coterie.privacy.ledger import event_of
 from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
 from coterie.privacy.secure_aggregation.integers import STEPS as GRID
+from coterie.site.node import NodeConfig
+from coterie.site.run_request import RunRequest
+from coterie.site.signatures import read_private_key
 from coterie.wire.masked import OpenRequest, box_content, opened_fields, read_opening
 from coterie.wire.messages import CONFIG, MODELS, REPLY, pack_models
 

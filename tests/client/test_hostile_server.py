@@ -21,13 +21,13 @@ from coterie.client.app import app, client_of
 from coterie.client.budget import BUDGET_FILE
 from coterie.client.state import ClientError
 from coterie.datasets import DataError, own_shard
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
 from coterie.engine.in_process import LocalGrid
 from coterie.models import build_gan, initialise
 from coterie.privacy.budget_files import reconcile, spending
 from coterie.privacy.ledger import count_events, read_ledger
 from coterie.server import RunConfig
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
 from coterie.wire.messages import Layout, pack_models
 
 SHAPE, CLASSES, N = (1, 4, 4), 2, 24

@@ -15,12 +15,12 @@ from coterie.client import own_model
 from coterie.client.app import app
 from coterie.client.state import ClientError
 from coterie.datasets import Shard, TestSet
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
 from coterie.engine.in_process import LocalGrid
 from coterie.fields import PERSONAL_METHODS
 from coterie.models import initialise
 from coterie.server import RunConfig
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
 from coterie.wire.messages import Layout, pack_models
 
 SETTINGS = {"dataset": "own", "input-shape": "4", "num-classes": 3, "clients": 3, "model": "mlp-32", "clusters": 2}

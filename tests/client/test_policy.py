@@ -14,13 +14,13 @@ from coterie.client.app import app, client_of
 from coterie.client.budget import BUDGET_FILE, _check_policy
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
+from coterie.deploy.clientapp import answer
 from coterie.deploy.edge import Edge, checks
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.policy import RELEASES, Policy
-from coterie.flower.clientapp import answer
 from coterie.privacy import ClientLedger, charge_times, epsilon
 from coterie.privacy.ledger import count_events
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
+from coterie.site.policy import RELEASES, Policy
 from coterie.wire.messages import REFUSALS
 
 DAY = 86400

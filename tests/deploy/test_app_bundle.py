@@ -1,6 +1,8 @@
 """Which app may run at a client: its hash, and what a SuperNode does with another one, at a real SuperLink."""
 
+import ast
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -23,9 +25,10 @@ from kit.commands import assert_refused, document
 from kit.servers import free_port, open_port, running, until
 
 from coterie import __version__
+from coterie.deploy import supernode
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import create
-from coterie.flower import backoff, supernode
+from coterie.flower import backoff
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 
@@ -56,6 +59,53 @@ def test_the_hash_is_that_of_what_is_sent(coterie, tmp_path):
     with (app / "coterie" / "files.py").open("a") as file:
         file.write("\n")
     assert bundle(app).hash != out.strip()
+
+
+#: Of Coterie's own bundle, which every client would have to review.
+MAX_FILES, MAX_LINES = 250, 45_600
+# Imports every module below argv[1] with nothing else of Coterie on the path.
+IMPORTED = """
+import pathlib, sys, warnings
+from importlib import import_module
+bundle, checkout = sys.argv[1:]
+sys.path[:] = [bundle, *(path for path in sys.path if path not in ("", checkout))]
+warnings.simplefilter("ignore")
+for path in sorted(pathlib.Path(bundle).glob("coterie/**/*.py")):
+    name = ".".join(path.relative_to(bundle).with_suffix("").parts).removesuffix(".__init__")
+    assert import_module(name).__file__ == str(path), name
+print(import_module("coterie.server.app").app, import_module("coterie.client.app").app)
+"""
+
+
+def test_the_bundle_is_small_and_complete(tmp_path):
+    with zipfile.ZipFile(io.BytesIO(fab_of(ROOT))) as archive:
+        archive.extractall(tmp_path)
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("coterie/**/*.py")}
+    assert len(files) <= MAX_FILES
+    assert sum(len(text.splitlines()) for text in files.values()) <= MAX_LINES
+    # Also within functions, they import nothing that the bundle lacks, but for `coterie.load`.
+    lacking = {
+        (name, module)
+        for name, text in files.items()
+        for module in imported_from(text)
+        if {f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")}.isdisjoint(files)
+    }
+    assert lacking == {("coterie/__init__.py", "coterie.inference")}
+    command = [sys.executable, "-c", IMPORTED, tmp_path, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ServerApp" in done.stdout
+
+
+def imported_from(text):
+    """Modules of Coterie that a source imports anywhere."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "coterie":
+            yield from (f"coterie.{each.name}" for each in node.names if each.name != "__version__")
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("coterie."):
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("coterie"))
 
 
 def test_what_is_no_app(coterie, tmp_path):
@@ -161,7 +211,7 @@ def test_the_superexec_that_is_started(flower, monkeypatch):
     supernode.shorten_start()
     flower.subprocess.Popen(["flower-superexec", "--insecure"])
     flower.subprocess.Popen(["other", "--insecure"])
-    assert started == [[sys.executable, "-P", "-m", "coterie.flower.superexec", "--insecure"], ["other", "--insecure"]]
+    assert started == [[sys.executable, "-P", "-m", "coterie.deploy.superexec", "--insecure"], ["other", "--insecure"]]
 
 
 def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
@@ -307,7 +357,7 @@ def test_only_the_pinned_app_runs(tmp_path):
     for i in (0, 2):
         package, *command = (tmp_path / f"trace-{i}").read_text().split()
         assert package.startswith(f"{tmp_path}/home-{i}/apps/")
-        assert "coterie.flower.superexec" in command[0]  # forked
+        assert "coterie.deploy.superexec" in command[0]  # forked
     (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
     assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()

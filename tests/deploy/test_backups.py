@@ -12,8 +12,8 @@ import pytest
 
 from coterie.deploy.backups import back_up, restore
 from coterie.deploy.certificates import create
-from coterie.deploy.errors import DeployError
 from coterie.privacy import ClientLedger, Event, LedgerError, read_ledger
+from coterie.site.errors import DeployError
 
 
 @pytest.fixture

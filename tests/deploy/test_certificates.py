@@ -14,7 +14,7 @@ from cryptography.x509 import verification
 from kit.commands import assert_refused, document, tree
 
 from coterie.deploy.certificates import add_nodes, create, renew_server
-from coterie.deploy.errors import DeployError
+from coterie.site.errors import DeployError
 
 HOSTS = ("Superlink", "fl.example.org", "10.0.0.1", "fd00::1")
 LOOPBACK = ["localhost", "127.0.0.1", "::1"]

@@ -26,8 +26,8 @@ from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import certificates, edge
 from coterie.deploy.certificates import create, renew_server
 from coterie.deploy.edge import Edge, checks, default_state_dir, environment
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.node import NodeConfig
 from coterie.wire.versions import LEAST, versions
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
@@ -197,7 +197,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     runtime = argv[argv.index("--port") + 1]
     authority = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes()).fingerprint(hashes.SHA256()).hex()[:16]
     assert argv[1:] == [
-        *("-P", "-m", "coterie.flower.supernode"),
+        *("-P", "-m", "coterie.deploy.supernode"),
         *("--certificate", str(pki / "nodes" / "node-1.crt")),
         *("--certificate-key", str(pki / "nodes" / "node-1.tls.key")),
         *("--superlink", f"localhost:{port}"),
@@ -475,7 +475,7 @@ def test_hash_of_the_app(coterie, pki, executed):
     assert f"app        only {'ab' * 32}" in out.splitlines()
     ((program, argv, _),) = executed
     assert program == sys.executable
-    assert argv[1:7] == ["-P", "-m", "coterie.flower.supernode", "--fab-hash", "ab" * 32, "--certificate"]
+    assert argv[1:7] == ["-P", "-m", "coterie.deploy.supernode", "--fab-hash", "ab" * 32, "--certificate"]
 
 
 def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):

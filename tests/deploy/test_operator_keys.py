@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from kit.commands import assert_refused, tree
 
 from coterie.deploy.certificates import create
-from coterie.deploy.errors import DeployError
-from coterie.deploy.operator_keys import operator_fingerprint, read_operator_key, read_operator_public, verifies
+from coterie.site.errors import DeployError
+from coterie.site.operator_keys import operator_fingerprint, read_operator_key, read_operator_public, verifies
 
 
 @pytest.fixture(scope="module")

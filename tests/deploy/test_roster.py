@@ -13,13 +13,13 @@ from kit.commands import assert_refused, document, tree
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
-from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
 from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.run import roster_of
 from coterie.server.run_requests import submission_of
+from coterie.site.errors import DeployError
+from coterie.site.node import NodeConfig
+from coterie.site.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_who_may_sign(pki, tmp_path, clock):
 )
 def test_entries_that_the_authority_signs_by_mistake_are_named(pki, changes, reason):
     from coterie.deploy.certificates import _Authority
-    from coterie.deploy.roster import Member
+    from coterie.site.roster import Member
 
     record = read(pki).members[0].to_record() | changes
     with pytest.raises(DeployError, match=reason):
@@ -165,7 +165,7 @@ def test_an_expired_node_is_renewed(pki, coterie, monkeypatch):
             return datetime.now(zone) + timedelta(days=2)
 
     with monkeypatch.context() as patched:
-        patched.setattr("coterie.deploy.roster.datetime", Later)
+        patched.setattr("coterie.site.roster.datetime", Later)
         with pytest.raises(DeployError, match="node-0, expired on"):
             read(pki).member(key_of(pki, 0))
         assert read(pki).member(key_of(pki, 1)).client == 1

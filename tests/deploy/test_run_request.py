@@ -11,13 +11,13 @@ from kit.apps import app_folder
 from kit.commands import assert_refused, document
 
 from coterie.deploy.certificates import add_submitter, remove_submitter
-from coterie.deploy.errors import DeployError
-from coterie.deploy.roster import Roster, read_authorities
-from coterie.deploy.run_request import RunRequest
-from coterie.deploy.signatures import read_private_key, sign
 from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.run_requests import submission_of, terms_of
+from coterie.site.errors import DeployError
+from coterie.site.roster import Roster, read_authorities
+from coterie.site.run_request import RunRequest
+from coterie.site.signatures import read_private_key, sign
 from coterie.strategies.registry import STRATEGIES
 
 APP = "ab" * 32
@@ -138,7 +138,7 @@ def at(monkeypatch, **later):
         def now(cls, zone=None):
             return datetime.now(zone) + timedelta(**later)
 
-    monkeypatch.setattr("coterie.deploy.run_request.datetime", Clock)
+    monkeypatch.setattr("coterie.site.run_request.datetime", Clock)
 
 
 def test_a_request_is_valid_for_its_days(pki, monkeypatch):

@@ -14,7 +14,7 @@ from kit.servers import free_port, open_port, running, until
 
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import add_submitter, create, state_app
-from coterie.flower.status import register_nodes
+from coterie.deploy.status import register_nodes
 from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.ledger import read_ledger
 

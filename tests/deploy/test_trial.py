@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.deploy.errors import DeployError
 from coterie.deploy.trial import TRIAL, Trial, free_ports, interruptible, processes_of, program
+from coterie.site.errors import DeployError
 
 #: Starts a process in a session of its own, which would survive the end of its parent's group.
 PARENT = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"

@@ -16,7 +16,7 @@ from kit.documented import ROOT
 from kit.servers import free_port, open_port, running, until
 
 from coterie.deploy.certificates import create
-from coterie.flower.status import register_nodes
+from coterie.deploy.status import register_nodes
 
 BIN = Path(sys.executable).parent
 UNITS = sorted((ROOT / "docker").rglob("*.service"))

@@ -13,7 +13,7 @@ import pytest
 from kit.documented import ROOT
 from kit.servers import free_port, open_port, running, until
 
-from coterie.flower.status import register_nodes
+from coterie.deploy.status import register_nodes
 from coterie.privacy import ClientLedger, Event, LedgerError
 from coterie.privacy.budget_files import spending
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 from stack import CANARY, OWN_DATA, ROOT, USER, docker, in_image
 
-from coterie.deploy.transport import nodes_speak_http
 from coterie.engine.in_process import LocalGrid
+from coterie.flower.transport import nodes_speak_http
 from coterie.server import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.run import run

@@ -7,7 +7,7 @@ import pytest
 from stack import ROOT, Stack, docker
 from tests.strangers import LARGE, attack, send
 
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 

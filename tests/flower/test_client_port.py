@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coterie.deploy.certificates import create
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 from tests.flower.test_strangers import superlink
 
 pytestmark = pytest.mark.skipif(not nodes_speak_http(), reason="nodes speak gRPC with Flower 1.39")
@@ -19,8 +19,8 @@ if nodes_speak_http():
     from flwr.supercore.error import FlowerError
     from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
-    from coterie.flower import client_port
-    from coterie.flower.client_port import MAX_MESSAGE, Gate
+    from coterie.deploy import client_port
+    from coterie.deploy.client_port import MAX_MESSAGE, Gate
 
 PATH = "/v1/fleet/push-messages"
 

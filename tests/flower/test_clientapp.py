@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from coterie.client.state import ClientError
-from coterie.flower.clientapp import answer
+from coterie.deploy.clientapp import answer
 
 CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 

@@ -12,10 +12,10 @@ import pytest
 from flwr.app import Array, Message, RecordDict
 
 import coterie
-from coterie.deploy.errors import DeployError
-from coterie.deploy.transport import nodes_speak_http
 from coterie.flower import PRIVATE, SUPPORTED, check, find
 from coterie.flower.metadata import set_message_id, set_request
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.errors import DeployError
 
 PACKAGE = Path(coterie.__file__).parent
 #: How source code reaches for names that a module does not export.

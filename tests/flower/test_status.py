@@ -11,7 +11,7 @@ from kit.commands import assert_refused, document, tree
 from kit.servers import free_port, listening, open_port, running, tls, until
 
 from coterie.deploy.certificates import create
-from coterie.flower.status import Node, Run, Status
+from coterie.deploy.status import Node, Run, Status
 
 BIN = Path(sys.executable).parent
 
@@ -154,7 +154,7 @@ def test_text_of_others_is_escaped_on_the_terminal(coterie, monkeypatch):
     node = Node(1, "eve\x1b[2J\u202e", "online", None, None)
     run = Run(2, "app 1", "finished:failed", "failed\nround 9/9\x1b[2J", None, 0.0)
     monkeypatch.setattr(
-        "coterie.flower.status.query_status", lambda connection, run_id: Status("a", "a:1", (node,), (run,), None)
+        "coterie.deploy.status.query_status", lambda connection, run_id: Status("a", "a:1", (node,), (run,), None)
     )
     status, out, err = coterie("status")
     assert (status, err) == (0, "")
@@ -216,7 +216,7 @@ def test_watch_asks_until_ctrl_c(coterie, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("coterie.flower.status.query_status", lambda connection, run: Status("a", "a:1", (), (), None))
+    monkeypatch.setattr("coterie.deploy.status.query_status", lambda connection, run: Status("a", "a:1", (), (), None))
     assert coterie("status", "--watch", 7) == (0, 2 * "a (a:1): 0 of 0 nodes online\nno runs\n", "")
     assert waits == [7, 7]
 

@@ -21,10 +21,10 @@ from tests.strangers import attack, send, send_over_grpc
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
-from coterie.deploy.node import NodeConfig
-from coterie.deploy.transport import nodes_speak_http
-from coterie.flower.fleet import clock_error
-from coterie.flower.superlink import MAX_MESSAGE
+from coterie.deploy.fleet import clock_error
+from coterie.deploy.superlink import MAX_MESSAGE
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.node import NodeConfig
 
 BIN = Path(sys.executable).parent
 # Megabytes by which the memory of a SuperLink may grow while strangers attack; messages of 300 MB grew it by 1,650.
@@ -100,7 +100,7 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
         register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
         subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
         log, node = tmp_path / "node.log", pki / "nodes" / "node-0"
-        command = [sys.executable, "-P", "-m", "coterie.flower.supernode", "--superlink", f"localhost:{port}"]
+        command = [sys.executable, "-P", "-m", "coterie.deploy.supernode", "--superlink", f"localhost:{port}"]
         command += ["--certificate", node.with_suffix(".crt"), "--certificate-key", node.with_suffix(".tls.key")]
         command += ["--root-certificates", pki / "ca.crt", "--auth-supernode-private-key", node.with_suffix(".key")]
         command += ["--isolation", "process", "--port", free_port(), "--node-config", "client-id=0"]

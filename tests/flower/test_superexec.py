@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from kit.apps import app_folder, fab_of
 
+from coterie.deploy import superexec
 from coterie.deploy.edge import SUPEREXEC
-from coterie.flower import superexec
 
 # Launches ClientApps that do not ask a SuperNode.
 LAUNCHES = """
 import json, os, signal, sys, time
 from pathlib import Path
 import coterie.client.identity  # as if the SuperExec had imported a module of the app's name
-from coterie.flower import superexec
+from coterie.deploy import superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supernode.runtime import run_clientapp as flower
@@ -141,7 +141,7 @@ def test_all_end_with_the_superexec(tmp_path, how):
 
 PRELOADED = """
 import json, sys
-from coterie.flower import clientapp
+from coterie.deploy import clientapp
 from coterie.flower.generators import collect_generators, reseed_generators
 with collect_generators() as generators:
     clientapp.preload()
@@ -287,7 +287,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from coterie.flower import clientapp
+from coterie.deploy import clientapp
 
 clientapp.preload()
 own = flower.run_clientapp

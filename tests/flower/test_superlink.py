@@ -12,7 +12,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's use of alembic
 BIN = Path(sys.executable).parent
@@ -25,7 +25,7 @@ from flwr.supercore import sql_mixin
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
-from coterie.flower.superlink import wait_for_locks
+from coterie.deploy.superlink import wait_for_locks
 sql_mixin.SQLITE_PRAGMAS = tuple((n, "100" if n == "busy_timeout" else v) for n, v in sql_mixin.SQLITE_PRAGMAS)
 path, patient = sys.argv[1], sys.argv[2] == "patient"
 if patient:
@@ -98,7 +98,7 @@ def test_flags_are_flower_s():
 SERVING = """
 import os, sys
 import flwr.superlink.cli as flower
-from coterie.flower.superlink import serve
+from coterie.deploy.superlink import serve
 os.umask(0o022)
 path, form = sys.argv[1:]
 open(path, "w").close()

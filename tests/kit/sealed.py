@@ -8,10 +8,10 @@ from hashlib import sha256
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.deploy.operator_keys import public_pem
 from coterie.privacy import Joint, RecordLevel, RecordPlan, certificate, read_ledger
 from coterie.privacy.manifest import CERTIFICATE, LEDGER, MANIFEST, SIGNATURE, manifest_of
 from coterie.server.checkpoints import tensor_content
+from coterie.site.operator_keys import public_pem
 
 MODEL = "models/cluster-0.safetensors"
 OPERATOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 
 GRPC = not nodes_speak_http()
 

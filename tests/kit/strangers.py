@@ -8,7 +8,7 @@ import ssl
 
 import grpc
 
-from coterie.deploy.transport import nodes_speak_http
+from coterie.flower.transport import nodes_speak_http
 
 CALL = "/flwr.proto.Fleet/PushMessages"
 PATH = "/v1/fleet/push-messages"

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from coterie.deploy.roster import Member, Roster, RosterFile, fingerprint
 from coterie.engine.in_process import LocalGrid
 from coterie.rounds.client_registry import ClientRegistry
+from coterie.site.roster import Member, Roster, RosterFile, fingerprint
 
 HONEST, HOSTILE, LATER = 30, 7, 12  # ids of nodes: of the honest client, of one with a lower id, of a third
 
@@ -164,7 +164,7 @@ def test_an_entry_that_expires_during_a_run_ends_the_part_of_its_node(monkeypatc
         def now(cls, zone=None):
             return datetime.now(zone) + timedelta(days=2)
 
-    monkeypatch.setattr("coterie.deploy.roster.datetime", Later)
+    monkeypatch.setattr("coterie.site.roster.datetime", Later)
     assert looked_up(registry, grid) == {}
 
 

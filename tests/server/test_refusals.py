@@ -8,8 +8,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from test_resume_deployed import SETTINGS, clients, finish  # noqa: F401
 
 from coterie.client.app import app
+from coterie.deploy.clientapp import answer
 from coterie.engine.in_process import LocalGrid
-from coterie.flower.clientapp import answer
 from coterie.server import RunConfig, RunError, RunFolder
 from coterie.wire.messages import REFUSALS
 

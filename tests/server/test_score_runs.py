@@ -8,7 +8,6 @@ import pytest
 
 from coterie.client.handlers import HANDLERS
 from coterie.client.identity import Client
-from coterie.deploy.policy import Policy
 from coterie.engine.in_process import LocalGrid
 from coterie.fields.settings import ConfigError
 from coterie.privacy import LedgerError, read_ledger
@@ -17,6 +16,7 @@ from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviat
 from coterie.rounds.score_estimates import estimate
 from coterie.server import RunConfig, RunFolder, planning, run
 from coterie.server.run_requests import terms_of
+from coterie.site.policy import Policy
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
 
 SETTINGS = {

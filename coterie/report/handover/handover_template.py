@@ -1,4 +1,4 @@
-"""Template of the hand-over page; a Python module, because Flower app bundles include no template files."""
+"""Template of the hand-over page."""
 
 # ruff: noqa: E501
 

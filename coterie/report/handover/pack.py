@@ -84,7 +84,7 @@ def write_pack(
         contents[SIGNATURE] = signature
     fingerprint = ""
     if public is not None:
-        from coterie.deploy.operator_keys import operator_fingerprint, public_pem
+        from coterie.site.operator_keys import operator_fingerprint, public_pem
 
         fingerprint, contents[_PUBLIC] = operator_fingerprint(public), public_pem(public)
     ended = _day(str(charges[-1].get("time", ""))) if charges else ""
@@ -115,7 +115,7 @@ def _signed(
     run: Path, key: Ed25519PrivateKey | None, public: Ed25519PublicKey | None
 ) -> tuple[Ed25519PublicKey | None, bytes, tuple[str, ...]]:
     """Sign a run, or verify its signature; return the key that verifies it, the signature, and remarks."""
-    from coterie.deploy.operator_keys import verifies
+    from coterie.site.operator_keys import verifies
 
     path = run / MANIFEST
     if not path.exists():  # of an earlier version

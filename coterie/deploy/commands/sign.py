@@ -21,12 +21,12 @@ def sign(
 ) -> None:
     """Sign a request for a run: write its settings with your signature, for flwr run --run-config."""
     from coterie.deploy.app_bundle import bundle
-    from coterie.deploy.run_request import RunRequest
-    from coterie.deploy.signatures import read_private_key
     from coterie.fields.settings import ConfigError
     from coterie.files import write_atomic
     from coterie.server.config import RunConfig
     from coterie.server.run_requests import terms_of
+    from coterie.site.run_request import RunRequest
+    from coterie.site.signatures import read_private_key
 
     private = read_private_key(key)
     config = RunConfig(settings_of(run, [], {}), deployed=True)

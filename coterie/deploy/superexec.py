@@ -1,7 +1,7 @@
 """Flower's SuperExec for a client, with a short start of the ClientApp.
 
 Flower's SuperExec starts the program ``flwr-clientapp`` for every message, which imports Flower and PyTorch each time.
-This one imports them once, and forks the process of a message (:mod:`coterie.flower.clientapp`). A message still has a
+This one imports them once, and forks the process of a message (:mod:`coterie.deploy.clientapp`). A message still has a
 process of its own, which ends with it: nothing of it is there for the next one, and a crash costs one message.
 
 A SuperExec has threads, and a fork of a process with threads is not safe. A server process therefore does the forking:
@@ -38,10 +38,11 @@ from flwr.supercore.superexec import run_superexec as flower
 from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult, SubprocessExecutor
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-from coterie.deploy.errors import DeployError
-from coterie.flower import check, clientapp
-from coterie.flower.clientapp import App, Loaded
+from coterie.deploy import clientapp
+from coterie.deploy.clientapp import App, Loaded
+from coterie.flower import check
 from coterie.logs import write_once
+from coterie.site.errors import DeployError
 
 # Seconds between two requests to the SuperNode for a message, at least; Flower waits 1 s after each. The SuperNode of
 # `coterie client` answers when there is one, or after 1 s.
@@ -213,7 +214,7 @@ class Pace:
 def main() -> None:
     """Run the SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
     try:
-        check("flower.superexec", "flower.clientapp")
+        check("deploy.superexec", "deploy.clientapp")
     except DeployError as error:
         sys.exit(f"error: {error}")
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))

@@ -16,7 +16,7 @@ from coterie.logs import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coterie.flower.status import Status
+    from coterie.deploy.status import Status
 
 _LONGEST_DETAIL = 2000  # characters; the detail may contain text from clients
 
@@ -35,8 +35,8 @@ def status(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and the progress of the latest or the selected run."""
-    from coterie.deploy.errors import DeployError
-    from coterie.flower.status import query_status
+    from coterie.deploy.status import query_status
+    from coterie.site.errors import DeployError
 
     if as_json and watch:
         raise DeployError("--json and --watch cannot be combined")

@@ -11,6 +11,6 @@ def superlink(
     flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAG...]", help="Flags of flower-superlink.")] = None,
 ) -> None:
     """Run Flower's SuperLink for many nodes: it waits up to 60 s instead of 5 s for its database."""
-    from coterie.flower.superlink import serve
+    from coterie.deploy.superlink import serve
 
     serve(flags or ())

@@ -69,7 +69,7 @@ def certs(  # long: one line per option
     Also creates the operator's signing key.
     """
     from coterie.deploy import certificates
-    from coterie.deploy.errors import DeployError
+    from coterie.site.errors import DeployError
 
     changes: dict[str, tuple[bool, Callable[[], CreatedCertificates]]] = {
         "--more": (more, lambda: certificates.add_nodes(out, nodes or 0, days)),

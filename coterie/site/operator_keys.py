@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.signatures import check_private, read_file
+from coterie.site.errors import DeployError
+from coterie.site.signatures import check_private, read_file
 
 #: Names of the files of the key and of its public part, beside ca.key.
 OPERATOR_KEY, OPERATOR_PUBLIC = "operator.key", "operator.pub"

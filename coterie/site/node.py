@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from coterie.deploy.errors import DeployError
 from coterie.fields import (
     COUNT,
     EPSILON,
@@ -22,6 +21,7 @@ from coterie.fields import (
     OneOf,
     key_of,
 )
+from coterie.site.errors import DeployError
 
 # Values of the setting `task`.
 _TASKS = ("multi-class", "binary", "multi-label", "regression")
@@ -53,7 +53,7 @@ class NodeConfig(Fields):  # large: one field per key
             them.
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
-        policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
+        policy: file that states what its owner consents to (:mod:`coterie.site.policy`); None: everything.
         roster: file of who is who, by which signed requests for runs are verified; None: they are not.
         authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
         key: file with the private key of the node, which signs the client's keys for masked rounds once; coterie client

@@ -71,7 +71,7 @@ class _Layout:
     def data(self, client: int) -> Path:
         """Data of a client: a folder or a file."""
         from coterie.datasets.user_files import find
-        from coterie.deploy.errors import DeployError
+        from coterie.site.errors import DeployError
 
         home = Path(self.data_dir) if self.data_dir else self.folder / "data"
         path = find(home, f"client-{client}")
@@ -115,7 +115,7 @@ def poc(
         console.print(f"{time.monotonic() - began:5.1f} s  {text}", markup=False, soft_wrap=True)
 
     if (epsilon is None) != (delta is None):
-        from coterie.deploy.errors import DeployError
+        from coterie.site.errors import DeployError
 
         raise DeployError("--epsilon and --delta form one budget: set both or neither")
     budget = [] if epsilon is None else ["--epsilon", str(epsilon), "--delta", str(delta)]
@@ -134,8 +134,8 @@ def _prepared(folder: Path, clients: int | None, data_dir: Path | None) -> _Layo
     Raises:
         DeployError: it holds something else, or a trial with other clients.
     """
-    from coterie.deploy.errors import DeployError
     from coterie.files import private_folder, read_object, write_atomic
+    from coterie.site.errors import DeployError
 
     marker = folder / _MARKER
     given = None if data_dir is None else str(data_dir.expanduser().absolute())
@@ -203,8 +203,9 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
 def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
     """Start everything, show the run, and wait."""
+    from coterie.deploy.status import register_nodes
     from coterie.deploy.trial import free_ports, listens, program
-    from coterie.flower.status import register_nodes
+    from coterie.report.page import write_report
 
     _complete(layout)
     control, fleet, *runtime = free_ports(2 + layout.clients)
@@ -238,7 +239,8 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     began = trial.log("run").stat().st_size if trial.log("run").exists() else 0
     trial.start("run", submit, variables)
     _watch_run(trial, began, say)
-    say(f"results: {_latest(layout)}")
+    run = _latest(layout)
+    say(f"results: {run}; page: {write_report([run], run)}")
     if once:
         return
     say(f"state: FLWR_HOME={variables['FLWR_HOME']} coterie status {_CONNECTION}")

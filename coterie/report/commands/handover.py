@@ -22,8 +22,8 @@ def handover(
     as_json: JsonFlag = False,
 ) -> None:
     """Write what a privacy officer needs of a run: one page, certificate, signature, and a verifier."""
-    from coterie.deploy.operator_keys import read_operator_key, read_operator_public
     from coterie.report.handover.pack import HandoverError, write_pack
+    from coterie.site.operator_keys import read_operator_key, read_operator_public
 
     if key is not None and public_key is not None:
         raise HandoverError("--key and --public-key cannot be combined: the public key is that of --key")

@@ -1,8 +1,8 @@
-"""Flower's SuperNode with a short reaction time: ``python -m coterie.flower.supernode [OPTIONS] FLAGS...``.
+"""Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [OPTIONS] FLAGS...``.
 
 Options are ``--fab-hash HASH``, ``--certificate FILE`` and ``--certificate-key FILE``.
 
-It starts :mod:`coterie.flower.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
+It starts :mod:`coterie.deploy.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
 SuperLink more often than Flower's SuperNode does. A request of the SuperExec for a task is answered when there is one,
 and a reply is sent on as soon as the ClientApp has pushed it; Flower's programs poll each other for both.
 
@@ -40,9 +40,9 @@ from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
-from coterie.deploy.errors import DeployError
-from coterie.deploy.transport import nodes_speak_http
 from coterie.flower import backoff, check
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.errors import DeployError
 
 # Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
 # between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
@@ -118,7 +118,7 @@ def forget_installed(expected: str) -> None:
 
 
 def shorten_start() -> None:
-    """Have Flower start :mod:`coterie.flower.superexec` where it starts the program flower-superexec."""
+    """Have Flower start :mod:`coterie.deploy.superexec` where it starts the program flower-superexec."""
 
     def popen(command: list[str]) -> subprocess.Popen[bytes]:
         program, *flags = command
@@ -239,7 +239,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--certificate-key", type=Path)
     options, flags = parser.parse_known_args(arguments)
     try:
-        check("flower.supernode", "flower.backoff")
+        check("deploy.supernode", "flower.backoff")
         if options.certificate is not None and options.certificate_key is not None:
             present_certificate(options.certificate, options.certificate_key)
         if options.fab_hash is not None:

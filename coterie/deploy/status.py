@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.deploy.edge import explain_verification_error
-from coterie.deploy.errors import DeployError
 from coterie.flower.run_log import read_progress
+from coterie.site.errors import DeployError
 
 if TYPE_CHECKING:
     from flwr.cli.typing import SuperLinkConnection

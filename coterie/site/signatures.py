@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from coterie.deploy.errors import DeployError
+from coterie.site.errors import DeployError
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

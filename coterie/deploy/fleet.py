@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from coterie.deploy.transport import nodes_speak_http
 from coterie.flower import find
+from coterie.flower.transport import nodes_speak_http
 
 # Any call works. The node id of an empty request is invalid, and the SuperLink checks it after the signature and its
 # time.

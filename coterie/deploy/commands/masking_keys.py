@@ -19,7 +19,7 @@ def masking_keys(
     """Sign a client's keys for masked rounds, so that the processes that train need no access to --key."""
     from coterie.client.masking_keys import MaskingKeys
     from coterie.deploy.edge import absolute
-    from coterie.deploy.node import NodeConfig
+    from coterie.site.node import NodeConfig
 
     state, vouching, signing = (str(absolute(path)) for path in (state_dir, roster, key))
     MaskingKeys.of(NodeConfig(client_id=client_id, state_dir=state, roster=vouching, key=signing))

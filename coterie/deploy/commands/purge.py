@@ -16,7 +16,7 @@ def purge(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete the messages of finished runs from a SuperLink's database: requests and replies of clients."""
-    from coterie.flower.purge import purge as purge_messages
+    from coterie.deploy.purge import purge as purge_messages
 
     done = purge_messages(database, logs)
     if as_json:

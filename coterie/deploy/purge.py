@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from coterie.deploy.errors import DeployError
 from coterie.flower import SUPPORTED
+from coterie.site.errors import DeployError
 
 _MESSAGES = ("message_ins", "message_res", "task_message")
 _OBJECTS = ("objects", "object_children", "run_objects")

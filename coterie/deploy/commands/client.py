@@ -17,7 +17,7 @@ from coterie.fields import GUARANTEES
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
     from coterie.deploy.edge import Check, Edge
-    from coterie.deploy.node import NodeConfig
+    from coterie.site.node import NodeConfig
 
 # Width of the subjects of checks, a line break included.
 _INDENT = 12
@@ -117,7 +117,7 @@ def client(  # long: one line per option
 ) -> None:
     """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
     from coterie.deploy.edge import Edge, checks, default_state_dir, start
-    from coterie.deploy.node import NodeConfig
+    from coterie.site.node import NodeConfig
 
     if client_id is None:
         client_id = _id_of(key)
@@ -171,7 +171,7 @@ def client(  # long: one line per option
         return describe_budget(client_of(node))
 
     def clock_error(*arguments: Any) -> str | None:
-        from coterie.flower.fleet import clock_error  # imports Flower
+        from coterie.deploy.fleet import clock_error  # imports Flower
 
         return clock_error(*arguments)
 
@@ -213,7 +213,7 @@ def _versions() -> Check:
 
 def _id_of(key: Path) -> int:
     """Return I of node-I.key."""
-    from coterie.deploy.errors import DeployError
+    from coterie.site.errors import DeployError
 
     named = re.fullmatch(r"node-(\d+)\.key", key.name)
     if not named:
@@ -223,7 +223,7 @@ def _id_of(key: Path) -> int:
 
 def _settings(assignments: Sequence[str]) -> dict[str, str]:
     """Parse KEY=VALUE."""
-    from coterie.deploy.errors import DeployError
+    from coterie.site.errors import DeployError
 
     settings = {}
     for assignment in assignments:
@@ -274,7 +274,7 @@ def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
 
 def _save(reports: Sequence[DataReport], edge: Edge) -> None:
     """Keep the report in the client's state folder."""
-    from coterie.deploy.errors import DeployError
+    from coterie.site.errors import DeployError
 
     try:
         for data_report in reports:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.bench import run_table
+from coterie.bench.commands.bench import run_table
 from coterie.cli.console import JsonFlag
 from coterie.cli.run import complete_assignment, read_toml
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from coterie.deploy.errors import DeployError
 from coterie.fields import EPSILON, Fields, Length, OneOf
 from coterie.files import FileError, read_text
+from coterie.site.errors import DeployError
 
 #: What a reply can hold: trained updates, masked ones of which the server learns noisy sums, losses of received models,
 #: samples of a GAN, centroids of records, counts of labels, exact scores, histograms of scores of records, which the
@@ -43,7 +43,7 @@ class Policy(Fields):
     """What a client's owner allows.
 
     Attributes:
-        submitters: names of those who may start runs, by a signed request (:mod:`coterie.deploy.run_request`); None:
+        submitters: names of those who may start runs, by a signed request (:mod:`coterie.site.run_request`); None:
             anybody, without one.
         strategies: names of methods; None: any.
         releases: names in :data:`RELEASES`; None: all.

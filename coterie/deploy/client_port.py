@@ -39,8 +39,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from coterie.flower.fleet import http_headers
-from coterie.flower.superlink import MAX_MESSAGE, NO_CERTIFICATES
+from coterie.deploy.fleet import http_headers
+from coterie.deploy.superlink import MAX_MESSAGE, NO_CERTIFICATES
 
 _KEY, _TIMESTAMP, _SIGNATURE = (name.encode() for name in http_headers())
 #: Bytes of the largest headers.

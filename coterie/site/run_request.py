@@ -23,12 +23,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.policy import RELEASES
-from coterie.deploy.roster import SUBMITTER, Member, Roster, fingerprint
-from coterie.deploy.signatures import is_signed, sign
 from coterie.fields import EPSILON, ROUNDS, Bounds, Fields, Length, OneOf, key_of
 from coterie.files import FileError, parse_object
+from coterie.site.errors import DeployError
+from coterie.site.policy import RELEASES
+from coterie.site.roster import SUBMITTER, Member, Roster, fingerprint
+from coterie.site.signatures import is_signed, sign
 
 #: Default validity in days.
 DAYS = 7
@@ -53,7 +53,7 @@ class RunRequest(Fields):  # large: one field per term
         epsilon: largest epsilon, at record level for each client; None without privacy.
         delta: the delta of epsilon.
         rounds: largest number of rounds.
-        releases: what replies may hold, names in :data:`~coterie.deploy.policy.RELEASES`.
+        releases: what replies may hold, names in :data:`~coterie.site.policy.RELEASES`.
         begins, expires: when it is valid, in ISO 8601.
 
     Raises:

@@ -21,10 +21,10 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.transport import nodes_speak_http
 from coterie.files import PRIVATE
 from coterie.flower import check
+from coterie.flower.transport import nodes_speak_http
+from coterie.site.errors import DeployError
 
 #: Seconds that a SuperLink waits for its locked database.
 BUSY_SECONDS = 60
@@ -61,12 +61,12 @@ def serve(flags: Sequence[str]) -> None:
         parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
     if over_http and "--simulation" not in flags:
-        check("flower.client_port", "flower.fleet")
-        from coterie.flower import client_port
+        check("deploy.client_port", "deploy.fleet")
+        from coterie.deploy import client_port
 
         client_port.open_with(options.fleet_api_address, options.require_client_certificates)
     else:
-        check("flower.superlink")
+        check("deploy.superlink")
         protect_fleet(options.require_client_certificates)
     os.umask(0o077)
     _close_to_others(flags)

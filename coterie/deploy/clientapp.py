@@ -19,8 +19,8 @@ from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.deploy.node import APP_HASH
 from coterie.flower.generators import collect_generators, reseed_generators
+from coterie.site.node import APP_HASH
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -15,14 +15,14 @@ def supernode(
     ] = None,
 ) -> None:
     """Run Flower's SuperNode with short polling intervals during a run; coterie client does so after its checks."""
-    _replace("coterie.flower.supernode", flags)
+    _replace("coterie.deploy.supernode", flags)
 
 
 def superexec(
     flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAG...]", help="Flags of flower-superexec.")] = None,
 ) -> None:
     """Run Flower's SuperExec for a client: PyTorch is imported once, not for every message."""
-    _replace("coterie.flower.superexec", flags)
+    _replace("coterie.deploy.superexec", flags)
 
 
 def _replace(module: str, flags: list[str] | None) -> NoReturn:

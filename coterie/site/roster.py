@@ -3,7 +3,7 @@
 The SuperLink authenticates a node by its key, and the node says which client it is. A roster takes that from the node:
 it holds, for every key, the client, its name, its role and when it expires. The server asks the SuperLink for the keys
 of its nodes, and a client finds its own key in the roster before it starts. It also holds the keys of submitters, who
-sign requests for runs (:mod:`coterie.deploy.run_request`).
+sign requests for runs (:mod:`coterie.site.run_request`).
 
 Rosters are numbered, and a machine keeps the largest number that it has used (:func:`read_newest`): who was removed or
 replaced does not come back with an older roster.
@@ -36,10 +36,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from coterie.deploy.errors import DeployError
-from coterie.deploy.signatures import is_signed, sign
 from coterie.fields import SIZE, Fields, Length, OneOf
 from coterie.files import FileError, open_private, private_folder, read_bytes, read_object
+from coterie.site.errors import DeployError
+from coterie.site.signatures import is_signed, sign
 
 ROSTER_FILE = "roster.json"
 #: Default name of a file of the largest numbers that were used.
