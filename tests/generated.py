@@ -12,8 +12,8 @@ import tomli_w
 import typer
 
 from coterie import __version__
-from coterie.cli import cli
-from coterie.fields.settings import AUTO, nested
+from coterie.cli.program import cli
+from coterie.fields.settings import AUTO, Settings, nested
 from coterie.server import SETTINGS
 from coterie.server.config import COMMON
 from coterie.strategies.registry import STRATEGIES
@@ -51,14 +51,20 @@ def page():
         "these over the defaults of the data set, and these over the defaults below. `auto` means that a",
         "setting is not set.",
     ]
-    for table in (*COMMON, *(method.settings_class for method in STRATEGIES.values())):
-        declared = table.declared().values()
+    tables = {}  # title and settings, which methods may share
+    for settings in (*COMMON, *(method.settings_class for method in STRATEGIES.values())):
+        bases = [settings] if settings in COMMON else reversed(settings.__mro__[: settings.__mro__.index(Settings)])
+        for base in bases:
+            title, declared = tables.setdefault(base.table, ((base.__doc__ or "").splitlines()[0], {}))
+            own = [each for each in base.declared().values() if each.name.rpartition(".")[0] == base.table]
+            declared |= {each.name: each for each in own}
+    for table, (title, declared) in tables.items():
         if not declared:
             continue
-        lines += ["", f"## {f'`[{table.table}]`' if table.table else 'Without a table'}", ""]
-        lines += [f"{(table.__doc__ or '').splitlines()[0]}", "", "| Setting | Default | Allowed | Meaning |"]
+        lines += ["", f"## {f'`[{table}]`' if table else 'Without a table'}", ""]
+        lines += [title, "", "| Setting | Default | Allowed | Meaning |"]
         lines += ["| --- | --- | --- | --- |"]
-        for each in declared:
+        for each in declared.values():
             default = f"`{each.shown_default}`" if each.shown_default != "" else "empty"
             lines.append(f"| `{each.key}` | {default} | {each.allowed} | {each.help} |")
     return "\n".join(lines) + "\n"
