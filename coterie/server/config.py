@@ -293,7 +293,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """
         for name in flat(values):
             if text := removal(name.rpartition(".")[2]):
-                raise ConfigError(f"{text}; resume the run with the version that began it, or leave it out")
+                raise ConfigError(
+                    f"the run was written by another version of Coterie ({text}): resume the run with the version that "
+                    "began it, or start another run with its models (--from)"
+                )
         named = applicable(values)
         declared = declarations(named)
         effective = {
