@@ -4,8 +4,8 @@ import json
 
 import grpc
 import pytest
+from kit.strangers import LARGE, attack, send
 from stack import ROOT, Stack, docker
-from tests.strangers import LARGE, attack, send
 
 from coterie.flower.transport import nodes_speak_http
 

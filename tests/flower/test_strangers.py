@@ -16,8 +16,8 @@ import flwr.proto
 import grpc
 import pytest
 from flwr.supercore import date
-from tests.servers import free_port, running, until
-from tests.strangers import attack, send, send_over_grpc
+from kit.servers import free_port, running, until
+from kit.strangers import attack, send, send_over_grpc
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
