@@ -610,8 +610,8 @@ MUTATIONS = [
     Mutation(
         "the search for the number of clusters reads the number of replies",
         _POST,
-        "arrays = search.observe(run.state.arrays, histogram)",
-        "arrays = search.observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
+        "arrays = observe(run.state.arrays, histogram)",
+        "arrays = observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
