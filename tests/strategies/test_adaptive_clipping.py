@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from kit.toy_grids import Kept
 from test_base import CLIENTS, LAYOUT, UP, Stub, start
 
 from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Banded, Joint, PrivacyError, RRSlot, Streams, certificate
@@ -77,17 +78,6 @@ def test_its_noise_is_the_planned_one():
 def test_the_cost_of_a_round_does_not_depend_on_it():
     assert adaptive().event() == adaptive(clip_share=0.0).event()
     assert adaptive().noise_multiplier_updates == pytest.approx(0.6 / math.sqrt(0.5))
-
-
-class Kept:
-    def __init__(self):
-        self.lines, self.states = [], []
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-
-    def round_finished(self, line):
-        self.lines.append(line)
 
 
 @pytest.mark.parametrize("kind", [Joint, Banded])

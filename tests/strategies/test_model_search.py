@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.toy_grids import Kept
 from kit.toys import UP
 from test_toy import APART, plan, train
 
@@ -107,17 +108,12 @@ def test_without_shrinking_no_size_tells_copies_apart(monkeypatch):
 
 def test_decisions_follow_from_released_sizes_and_public_numbers_alone():
     """A search that is replayed from the released histograms of a noisy run finds the same numbers of models."""
-    lines = []
-
-    class Recorder:
-        def checkpoint(self, state, line):
-            lines.append((np.array(line["histogram"]), len(state.models)))
-
-        def round_finished(self, line): ...
-
+    recorder = Kept()
     numbers = plan("joint", 4, rounds=20, noise=0.4)
     start = np.stack([APART[0], APART[1], APART[0] / 2, APART[1] / 2])
-    strategy = train(IFCA, numbers, start, rounds=20, clusters=0, recorder=Recorder(), evaluate_every=0)[-1]
+    strategy = train(IFCA, numbers, start, rounds=20, clusters=0, recorder=recorder, evaluate_every=0)[-1]
+    histograms = [np.array(line["histogram"]) for line in recorder.lines]
+    lines = list(zip(histograms, [len(state.models) for state in recorder.states], strict=True))
     assert strategy.plan == replace(numbers, num_clusters=lines[-1][1])
     assert len({many for _, many in lines}) > 1
     models, state = np.ones((4, 4), np.float32), {}
@@ -140,19 +136,12 @@ def test_the_event_of_a_round_does_not_depend_on_the_number_of_clusters():
 
 
 def test_a_resumed_search_equals_an_uninterrupted_one():
-    checkpoints = {}
-
-    class Recorder:
-        def checkpoint(self, state, line):
-            checkpoints[state.round] = replace(state, state=dict(state.state))
-
-        def round_finished(self, line): ...
-
+    recorder = Kept()
     numbers = plan("none", 4, rounds=40)
     start = np.stack([9 * UP, 8 * UP, -8 * UP, 0 * UP])
     options = {"clusters": 0, "evaluate_every": 0, "rounds": 40}
-    whole = train(IFCA, numbers, start, recorder=Recorder(), **options)[0]
-    middle = checkpoints[9]  # within a window, after models were removed
+    whole = train(IFCA, numbers, start, recorder=recorder, **options)[0]
+    middle = recorder.states[8]  # of round 9, within a window, after models were removed
     assert isinstance(middle, Checkpoint)
     ledger = numbers.ledger()
     for number in range(1, 10):
