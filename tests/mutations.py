@@ -1685,8 +1685,8 @@ MUTATIONS = [
     Mutation(
         "the report ignores the conditions of a declaration",
         "coterie/report/configuration.py",
-        "return _depends(config, key) and all(",
-        "return all(",
+        "if key in declared and (only := declared[key].only):",
+        "if (only := None):",
         "tests/report/test_comparison.py::test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it",
     ),
     Mutation(
