@@ -610,8 +610,8 @@ MUTATIONS = [
     Mutation(
         "the search for the number of clusters reads the number of replies",
         _POST,
-        "arrays = search.observe(run.state.arrays, histogram)",
-        "arrays = search.observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
+        "arrays = observe(run.state.arrays, histogram)",
+        "arrays = observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
@@ -1685,8 +1685,8 @@ MUTATIONS = [
     Mutation(
         "the report ignores the conditions of a declaration",
         "coterie/report/configuration.py",
-        "return _depends(config, key) and all(",
-        "return all(",
+        "if key in declared and (only := declared[key].only):",
+        "if (only := None):",
         "tests/report/test_comparison.py::test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it",
     ),
     Mutation(

@@ -8,7 +8,7 @@ from coterie.client.dpsgd import DPSGD
 from coterie.guard.terms import Declared, Terms
 from coterie.privacy import Banded, Joint, RecordPlan, RRSlot
 from coterie.rounds.aggregation import Aggregator
-from coterie.strategies import AdaptiveClipping, StrategyOptions
+from coterie.strategies import StrategyOptions
 
 _PLAN = {"clients": 20, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 4, "epsilon": 8.0, "delta": 1e-3}
 _PLAN |= {"clip_norm": 1.0, "noise_multiplier": 1.0, "identifier_share": 0.1}
@@ -21,7 +21,6 @@ MADE = [
     Declared(noise_multiplier=1.0, sampling_rate=0.1, steps=10),
     Terms(epsilon=8.0, delta=1e-3, num_examples=100, state_dir="/state"),
     Aggregator(),
-    AdaptiveClipping(),
     StrategyOptions(),
 ]
 

@@ -6,32 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from coterie.fields.settings import Setting, Settings
-
 if TYPE_CHECKING:
+    from coterie.fields.settings import Setting
     from coterie.strategies import ClusteredStrategy
 
 Config = Mapping[str, Any]
 
-#: Paths, devices, timeouts and ports: where a run takes place, which does not change what it computes.
-PLACES = frozenset(
-    {
-        *(
-            "out",
-            "resume",
-            "signed-request",
-            "data-dir",
-            "pretrained",
-            "device",
-            "budget-file",
-            "client-names",
-            "train-alone",
-        ),
-        *("round-timeout", "registration-timeout"),
-        *("min-clients", "min-replies"),
-        *("recorders", "record-diagnostics"),
-    }
-)
 _SEED = "seed"
 
 
@@ -78,9 +58,8 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "clusters": (_one_of(_CLUSTERED, _LABELS),),
     "max-clusters": (_SEARCHES, _is("clusters", 0)),
     **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier"), (_PRIVATE,)),
-    **dict.fromkeys(("clipping", "clip-norm"), (_PRIVATE,)),
-    **dict.fromkeys(("mechanism", "identifier-share", "identifier-noise", "identifiers"), (_CLIENT_LEVEL,)),
-    **dict.fromkeys(("participation", "min-separation"), (_CLIENT_LEVEL,)),
+    "clipping": (_PRIVATE,),
+    **dict.fromkeys(("mechanism", "identifier-share"), (_CLIENT_LEVEL,)),
     "divisor": (_is_not("privacy-unit", "record"),),
     **dict.fromkeys(("selection", "selection-epsilon"), (_SELECTS,)),
     "loss-noise": (_COMPARES,),
@@ -88,14 +67,12 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("input-shape", "num-classes", "table-schema", "columns"), (_is("dataset", "own"),)),
     **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
-    **dict.fromkeys(("model", "features", "server-lr", "optimizer", "aggregator", "average-last"), (_MODELS,)),
-    **dict.fromkeys(("loss", "trainer"), (_MODELS, _is_not("privacy-unit", "record"))),
-    "server-optimizer": (_MODELS,),
-    **dict.fromkeys(("evaluate-every", "lr-decay", "sampling-rate"), (_MODELS,)),
+    **dict.fromkeys(("model", "features", "loss", "trainer", "lr-decay"), (_MODELS,)),
+    **dict.fromkeys(("server-lr", "server-optimizer", "aggregator", "average-last", "sampling-rate"), (_MODELS,)),
+    "evaluate-every": (_MODELS,),
     "evaluate-clients": (_MODELS, _is("evaluate", "diagnostic")),
     "train-alone": (_MODELS, _is("evaluate", "diagnostic")),
     "personalize": (_MODELS, _is_not("evaluate", "off")),
-    "byzantine-share": (_MODELS,),
     **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),
     "rebalance-train": (_MODELS, _CLUSTERED, _is_not("rebalance-min", "auto", 0)),
     "evaluate-noise": (_is("evaluate", "private"), _is_not("privacy-unit", "record")),
@@ -123,35 +100,28 @@ _UNSET = (None, "", 0, False, "auto")
 
 @cache
 def _declared(strategy: str) -> dict[str, Setting]:
-    """Return the settings with conditions of their own, and those on which they depend, by the last part of the name.
-
-    Those of a method that this version does not have are missing.
-    """
-    from coterie.models.settings import TrainingSettings
-    from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+    """Return the declarations of a run's settings by the last part of the name; of this version's methods only."""
+    from coterie.server.config import COMMON
     from coterie.strategies.registry import STRATEGIES
-    from coterie.strategies.settings import AggregationSettings
 
-    tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings, TrainingSettings]
-    if strategy in STRATEGIES:
-        tables.append(STRATEGIES[strategy].settings_class)
+    method = STRATEGIES.get(strategy)
+    tables = (*COMMON, method.settings_class) if method else COMMON
     return {setting.key: setting for table in tables for setting in table.declared().values()}
 
 
-def _depends(config: Config, key: str) -> bool:
-    """Whether the setting on which a setting depends has one of the values for which it has an effect."""
-    declared = _declared(str(config.get("strategy")))
-    only = declared[key].only if key in declared else None
-    if only is None:
-        return True
-    name, values = only
-    other = name.rpartition(".")[2]
-    return config.get(other, declared[other].default) in values
+def _places() -> set[str]:
+    """Return the settings of the place of a run, such as paths and ports, which do not change what it computes."""
+    return {key for key, declared in _declared("").items() if declared.place}
 
 
 def has_effect(config: Config, key: str) -> bool:
     """Return whether a setting has an effect on a run, given all settings by the last part of their names."""
-    return _depends(config, key) and all(holds(config) for holds in _USED.get(key, ()))
+    declared = _declared(str(config.get("strategy")))
+    if key in declared and (only := declared[key].only):
+        other = only[0].rpartition(".")[2]
+        if config.get(other, declared[other].default) not in only[1] or not has_effect(config, other):
+            return False
+    return all(holds(config) for holds in _USED.get(key, ()))
 
 
 def used_settings(config: Config) -> dict[str, Any]:
@@ -160,15 +130,14 @@ def used_settings(config: Config) -> dict[str, Any]:
     Args:
         config: all settings of the run, by the last part of their names.
     """
-    return {
-        key: value for key, value in config.items() if key not in PLACES and key != _SEED and has_effect(config, key)
-    }
+    kept = config.keys() - _places() - {_SEED}
+    return {key: value for key, value in config.items() if key in kept and has_effect(config, key)}
 
 
 def shown_settings(config: Config) -> dict[str, Any]:
     """Return the settings for a reader: those with an effect that are not off, the seed, and places that are set."""
     shown = {key: value for key, value in used_settings(config).items() if key not in _OFF or value != _OFF[key]}
-    kept = {key for key in PLACES | {_SEED} if config.get(key) not in _UNSET}
+    kept = {key for key in _places() | {_SEED} if config.get(key) not in _UNSET}
     return {key: value for key, value in config.items() if key in shown or key in kept - {"out", "resume"}}
 
 

@@ -33,7 +33,7 @@ from coterie.rounds.averaging import Averaging
 from coterie.rounds.run_state import StrategyError
 from coterie.server import planning
 from coterie.server.settings import DeploymentSettings, EvaluationSettings, RecordingSettings, RunSettings
-from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
+from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
 from coterie.strategies.settings import AggregationSettings
@@ -457,7 +457,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             server_lr=server_lr,
             server_optimizer=self.server_optimizer,
             reseeding=self.reseeding,
-            clipping=AdaptiveClipping(),
             averaging=self.averaging,
             aggregator=self.aggregator,
             rebalance_train=self.aggregation.rebalance_train,

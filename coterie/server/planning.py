@@ -15,8 +15,8 @@ from coterie.fields.settings import ConfigError, Setting, suggestion
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.privacy.score_histograms import MAX_CLASSES
+from coterie.strategies import model_search
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
-from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.server_optimizer import LARGEST_STEP, ServerOptimizer
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def sizes_until(config: RunConfig) -> float:
     if noisy_labels or _rebalance_min(config) or config.privacy.divisor == "released":
         return math.inf
     if config.searches:
-        return ModelSearch.last(config.run.rounds)
+        return model_search.last(config.run.rounds)
     return config.reseeding.last(config.run.rounds) if config.reseeding else 0
 
 

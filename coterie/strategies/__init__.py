@@ -6,7 +6,6 @@ from coterie.rounds.averaging import Averaging
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
 from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.rounds.run_state import StrategyError
-from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.cfl import CFL
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
@@ -45,7 +44,6 @@ __all__ = [
     "PPFCGAN",
     "RCDPFL",
     "SERVER_OPTIMIZERS",
-    "AdaptiveClipping",
     "Aggregator",
     "Averaging",
     "Checkpoint",

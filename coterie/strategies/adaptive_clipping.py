@@ -26,50 +26,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.fields import BETWEEN, Bounded
 from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Plan
 from coterie.rounds.run_state import RunState
 
 #: Quantile of the norms that is assumed before round 1, a public constant.
 INITIAL_NORM = 1.0
+# gamma, and eta, the step in the logarithm of C.
+_QUANTILE, _RATE = 0.5, 0.2
 # The clipping norm of the next round, in the arrays of a run.
 _CLIP_NORM = "clip-norm"
 
 
-@dataclass(frozen=True)
-class AdaptiveClipping(Bounded):
-    """Schedule of the clipping norm, a function of released shares only.
+def next_norm(clip_norm: float, below: float) -> float:
+    """The next C (line 6).
 
-    Attributes:
-        quantile: gamma, in (0, 1).
-        rate: eta, the step in the logarithm of C.
+    Args:
+        clip_norm: C.
+        below: Released share of short updates or gradients. Noise may carry it out of [0, 1].
     """
+    share = min(max(below, 0.0), 1.0)
+    return min(max(clip_norm * math.exp(-_RATE * (share - _QUANTILE)), MIN_CLIP_NORM), MAX_CLIP_NORM)
 
-    quantile: Annotated[float, BETWEEN] = 0.5
-    rate: float = 0.2
 
-    def __call__(self, clip_norm: float, below: float) -> float:
-        """The next C (line 6).
-
-        Args:
-            clip_norm: C.
-            below: the released share of short updates or gradients; noise may carry it out of [0, 1].
-        """
-        share = min(max(below, 0.0), 1.0)
-        updated_norm = clip_norm * math.exp(-self.rate * (share - self.quantile))
-        return min(max(updated_norm, MIN_CLIP_NORM), MAX_CLIP_NORM)
-
-    def adapted(self, state: RunState, below: float) -> RunState:
-        """The state of a run after a round with a released share; see :meth:`__call__`."""
-        clip_norm = self(state.plan.clip_norm, below)
-        arrays = {**state.arrays, _CLIP_NORM: np.array(clip_norm)}
-        return replace(state, plan=state.plan.with_clip_norm(clip_norm), arrays=arrays)
+def adapted(state: RunState, below: float) -> RunState:
+    """The state of a run after a round with a released share; see :func:`next_norm`."""
+    clip_norm = next_norm(state.plan.clip_norm, below)
+    arrays = {**state.arrays, _CLIP_NORM: np.array(clip_norm)}
+    return replace(state, plan=state.plan.with_clip_norm(clip_norm), arrays=arrays)
 
 
 def resumed(plan: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> Plan:

@@ -19,7 +19,7 @@ from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUp
 from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
-from coterie.strategies.model_search import ModelSearch
+from coterie.strategies import model_search
 from coterie.strategies.options import StrategyOptions
 from coterie.wire import EvaluateRequest, Request, TrainRequest
 from coterie.wire.messages import Layout
@@ -74,7 +74,7 @@ class Declarations:  # large: what a method declares, a line each
     rebalances: ClassVar[bool] = False
     #: Whether the method finds the number of clusters if it is 0.
     finds_clusters: ClassVar[bool] = False
-    #: Whether it does so by :class:`~coterie.strategies.model_search.ModelSearch`, from ``max-clusters`` models.
+    #: Whether it does so by a search (strategies/model_search.py), from ``max-clusters`` models.
     searches: ClassVar[bool] = False
     #: Whether the number of clusters grows during a run; ``clusters`` is then an upper bound, by default 0: no bound.
     grows: ClassVar[bool] = False
@@ -143,7 +143,7 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
             )
         _check_schedule(self)
         if self.searching:
-            ModelSearch.check(self.plan, self.options.averaging.last)
+            model_search.check(self.plan, self.options.averaging.last)
 
     @abstractmethod
     def round(self, number: int, models: Models) -> Round:

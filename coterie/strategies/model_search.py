@@ -22,7 +22,7 @@ models of different groups: a shrunk model is less confident, and its loss a lit
 same group, the clients of the group change to it, and the shrunk model becomes idle. Otherwise they stay, and training
 restores their model. After line 11, the models do not change except by training.
 
-A model with fewer than ``idle_below`` of the clients is removed, so smaller groups are not found.
+A model with fewer than 4 % of the clients is removed, so smaller groups are not found.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ RESEED, PRUNE, SPLIT, REMOVE = "reseed", "prune", "split", "remove"
 SCHEDULE = (*[RESEED] * 3, *[PRUNE] * 2, SPLIT, *[RESEED] * 4, *[PRUNE] * 3, REMOVE)
 # Number of windows of a run.
 _WINDOWS = 20
+# A model with less than this share of the expected cohort is idle.
+_IDLE_BELOW = 0.04
+# Norm of p relative to that of the copied model.
+_PERTURBATION = 0.3
+# g, by which the smallest model shrinks.
+_SHRINK = 0.3
 # Entries of the state: sums of histograms in the current window, and splits of every model.
 _SUMS, _SPLITS = "search-sums", "search-splits"
 
@@ -69,153 +75,143 @@ class Found:
     factors: FloatArray
 
 
-@dataclass(frozen=True)
-class ModelSearch:
-    """Thresholds of the search, which depend on released histograms only.
+def check(plan: Plan, average_last: float) -> None:
+    """Check that a plan supports the search.
 
-    Attributes:
-        idle_below: a model with less than this share of the expected cohort is idle.
-        perturbation: norm of p relative to that of the copied model.
-        shrink: g, by which the smallest model shrinks.
+    Raises:
+        StrategyError: it does not.
     """
-
-    idle_below: float = 0.04
-    perturbation: float = 0.3
-    shrink: float = 0.3
-
-    @staticmethod
-    def check(plan: Plan, average_last: float) -> None:
-        """Check that a plan supports the search.
-
-        Raises:
-            StrategyError: it does not.
-        """
-        if not plan.resizes:
-            raise StrategyError(
-                f"clusters = 0 requires mechanism joint, banded or secure, or no privacy, not {plan.mechanism}: no "
-                "proof covers a number of clusters that changes; set clusters"
-            )
-        if plan.rebalance_min:
-            raise StrategyError("clusters = 0 requires rebalance-min = 0, so that models of no group become idle")
-        if plan.private and not plan.identifier_share:
-            raise StrategyError("clusters = 0 requires released cluster sizes: set identifier-share above 0")
-        if plan.num_clusters < 2:
-            raise StrategyError("clusters = 0 requires a plan of at least 2 clusters, the maximum number")
-        if plan.rounds < _WINDOWS:
-            raise StrategyError(f"clusters = 0 requires at least {_WINDOWS} rounds, not {plan.rounds}; set clusters")
-        latest = 1 - len(SCHEDULE) / _WINDOWS
-        if average_last > latest + 1e-9:
-            raise StrategyError(
-                f"average-last = {average_last:g} must be at most {latest:g} with clusters = 0, so that averaging "
-                "begins after the search"
-            )
-
-    @staticmethod
-    def action(number: int, rounds: int) -> str | None:
-        """What is due after round ``number`` of ``rounds``: an entry of :data:`SCHEDULE`; None: nothing."""
-        window = rounds // _WINDOWS
-        check, rest = divmod(number, window)
-        return None if rest or check > len(SCHEDULE) else SCHEDULE[check - 1]
-
-    @staticmethod
-    def last(rounds: int) -> int:
-        """Return the round after which the search ends: histograms of later ones are not read."""
-        return len(SCHEDULE) * (rounds // _WINDOWS)
-
-    @staticmethod
-    def observe(state: Mapping[str, npt.NDArray[Any]], histogram: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """Return the state after a round: line 3."""
-        none = np.zeros(len(histogram))
-        return {**state, _SUMS: state.get(_SUMS, none) + histogram, _SPLITS: state.get(_SPLITS, none)}
-
-    def __call__(
-        self,
-        action: str,
-        models: Models,
-        state: Mapping[str, npt.NDArray[Any]],
-        plan: Plan,
-        max_clusters: int,
-        rng: np.random.Generator,
-    ) -> tuple[Found, dict[str, npt.NDArray[Any]]]:
-        """Lines 3 to 11 of one check.
-
-        Args:
-            action: an entry of :data:`SCHEDULE`.
-            models: (k, d).
-            state: as :meth:`observe` returned it.
-            plan: plan of the run, for its public numbers.
-            max_clusters: maximum number of models.
-            rng: for directions.
-
-        Returns:
-            the outcome and the new state.
-        """
-        sizes, cohort = state[_SUMS] / (plan.rounds // _WINDOWS), plan.rate * plan.clients  # line 3
-        before = Found(models, sizes, state[_SPLITS], [], np.arange(len(models)), np.ones(len(models)))
-        if action == RESEED:
-            after = self.reseeded(before, cohort, rng)
-        else:
-            after = self.without_idle(before, cohort)
-            if action == PRUNE:
-                after = self.shrunk(after)
-            elif action == SPLIT:
-                after = self.split(after, max_clusters, rng)
-        return after, {**state, _SUMS: np.zeros(len(after.models)), _SPLITS: after.splits}
-
-    def reseeded(self, found: Found, cohort: float, rng: np.random.Generator) -> Found:
-        """Lines 5 to 7."""
-        models, sizes, splits = found.models.copy(), found.sizes.copy(), found.splits.copy()
-        idle, moves = sizes < self.idle_below * cohort, []
-        if idle.all():
-            return found
-        for i in np.flatnonzero(idle).tolist():
-            s = int(np.argmax(np.where(idle, -np.inf, sizes / (1 + splits))))
-            models[i], models[s] = self._copies(models[s], rng)
-            splits[s] += 1
-            splits[i] = splits[s]
-            moves.append((s, i))
-        for s, i in moves:
-            sizes[s] = sizes[i] = sizes[s] / 2
-        return replace(
-            found, models=models, sizes=sizes, splits=splits, moves=moves, origins=np.where(idle, -1, found.origins)
+    if not plan.resizes:
+        raise StrategyError(
+            f"clusters = 0 requires mechanism joint, banded or secure, or no privacy, not {plan.mechanism}: no "
+            "proof covers a number of clusters that changes; set clusters"
+        )
+    if plan.rebalance_min:
+        raise StrategyError("clusters = 0 requires rebalance-min = 0, so that models of no group become idle")
+    if plan.private and not plan.identifier_share:
+        raise StrategyError("clusters = 0 requires released cluster sizes: set identifier-share above 0")
+    if plan.num_clusters < 2:
+        raise StrategyError("clusters = 0 requires a plan of at least 2 clusters, the maximum number")
+    if plan.rounds < _WINDOWS:
+        raise StrategyError(f"clusters = 0 requires at least {_WINDOWS} rounds, not {plan.rounds}; set clusters")
+    latest = 1 - len(SCHEDULE) / _WINDOWS
+    if average_last > latest + 1e-9:
+        raise StrategyError(
+            f"average-last = {average_last:g} must be at most {latest:g} with clusters = 0, so that averaging "
+            "begins after the search"
         )
 
-    def without_idle(self, found: Found, cohort: float) -> Found:
-        """Line 8, first part; the largest model remains."""
-        kept = found.sizes >= self.idle_below * cohort
-        kept[np.argmax(found.sizes)] = True
-        return Found(
-            found.models[kept], found.sizes[kept], found.splits[kept], [], found.origins[kept], found.factors[kept]
-        )
 
-    def shrunk(self, found: Found) -> Found:
-        """Line 9."""
-        rank = np.argsort(np.argsort(-found.sizes, kind="stable"))
-        factors = 1 - self.shrink * rank / max(len(rank) - 1, 1)
-        models = np.asarray(found.models * factors[:, None], np.float32)
-        return replace(found, models=models, factors=factors)
+def action(number: int, rounds: int) -> str | None:
+    """What is due after round ``number`` of ``rounds``: an entry of :data:`SCHEDULE`; None: nothing."""
+    window = rounds // _WINDOWS
+    checks, rest = divmod(number, window)
+    return None if rest or checks > len(SCHEDULE) else SCHEDULE[checks - 1]
 
-    def split(self, found: Found, max_clusters: int, rng: np.random.Generator) -> Found:
-        """Line 10."""
-        k = len(found.models)
-        models, sizes, moves = list(found.models), found.sizes.tolist(), []
-        for s in np.argsort(-found.sizes, kind="stable")[: max_clusters - k].tolist():
-            moves.append((s, len(models)))
-            copy, models[s] = self._copies(models[s], rng)
-            models.append(copy)
-            sizes[s] /= 2
-            sizes.append(sizes[s])
-        return Found(
-            np.stack(models),
-            np.array(sizes),
-            np.zeros(len(models)),
-            moves,
-            np.append(found.origins, [-1] * len(moves)),
-            np.append(found.factors, [1.0] * len(moves)),
-        )
 
-    def _copies(self, model: Models, rng: np.random.Generator) -> tuple[Models, Models]:
-        """Line 7: theta_s - p and theta_s + p."""
-        direction = rng.standard_normal(len(model))
-        direction *= self.perturbation * float(np.linalg.norm(model) / np.linalg.norm(direction))
-        return np.asarray(model - direction, np.float32), np.asarray(model + direction, np.float32)
+def last(rounds: int) -> int:
+    """Return the round after which the search ends: histograms of later ones are not read."""
+    return len(SCHEDULE) * (rounds // _WINDOWS)
+
+
+def observe(state: Mapping[str, npt.NDArray[Any]], histogram: FloatArray) -> dict[str, npt.NDArray[Any]]:
+    """Return the state after a round: line 3."""
+    none = np.zeros(len(histogram))
+    return {**state, _SUMS: state.get(_SUMS, none) + histogram, _SPLITS: state.get(_SPLITS, none)}
+
+
+def search(
+    action: str,
+    models: Models,
+    state: Mapping[str, npt.NDArray[Any]],
+    plan: Plan,
+    max_clusters: int,
+    rng: np.random.Generator,
+) -> tuple[Found, dict[str, npt.NDArray[Any]]]:
+    """Lines 3 to 11 of one check.
+
+    Args:
+        action: an entry of :data:`SCHEDULE`.
+        models: (k, d).
+        state: as :meth:`observe` returned it.
+        plan: plan of the run, for its public numbers.
+        max_clusters: maximum number of models.
+        rng: for directions.
+
+    Returns:
+        the outcome and the new state.
+    """
+    sizes, cohort = state[_SUMS] / (plan.rounds // _WINDOWS), plan.rate * plan.clients  # line 3
+    before = Found(models, sizes, state[_SPLITS], [], np.arange(len(models)), np.ones(len(models)))
+    if action == RESEED:
+        after = reseeded(before, cohort, rng)
+    else:
+        after = without_idle(before, cohort)
+        if action == PRUNE:
+            after = shrunk(after)
+        elif action == SPLIT:
+            after = split(after, max_clusters, rng)
+    return after, {**state, _SUMS: np.zeros(len(after.models)), _SPLITS: after.splits}
+
+
+def reseeded(found: Found, cohort: float, rng: np.random.Generator) -> Found:
+    """Lines 5 to 7."""
+    models, sizes, splits = found.models.copy(), found.sizes.copy(), found.splits.copy()
+    idle, moves = sizes < _IDLE_BELOW * cohort, []
+    if idle.all():
+        return found
+    for i in np.flatnonzero(idle).tolist():
+        s = int(np.argmax(np.where(idle, -np.inf, sizes / (1 + splits))))
+        models[i], models[s] = _copies(models[s], rng)
+        splits[s] += 1
+        splits[i] = splits[s]
+        moves.append((s, i))
+    for s, i in moves:
+        sizes[s] = sizes[i] = sizes[s] / 2
+    return replace(
+        found, models=models, sizes=sizes, splits=splits, moves=moves, origins=np.where(idle, -1, found.origins)
+    )
+
+
+def without_idle(found: Found, cohort: float) -> Found:
+    """Line 8, first part; the largest model remains."""
+    kept = found.sizes >= _IDLE_BELOW * cohort
+    kept[np.argmax(found.sizes)] = True
+    return Found(
+        found.models[kept], found.sizes[kept], found.splits[kept], [], found.origins[kept], found.factors[kept]
+    )
+
+
+def shrunk(found: Found) -> Found:
+    """Line 9."""
+    rank = np.argsort(np.argsort(-found.sizes, kind="stable"))
+    factors = 1 - _SHRINK * rank / max(len(rank) - 1, 1)
+    models = np.asarray(found.models * factors[:, None], np.float32)
+    return replace(found, models=models, factors=factors)
+
+
+def split(found: Found, max_clusters: int, rng: np.random.Generator) -> Found:
+    """Line 10."""
+    k = len(found.models)
+    models, sizes, moves = list(found.models), found.sizes.tolist(), []
+    for s in np.argsort(-found.sizes, kind="stable")[: max_clusters - k].tolist():
+        moves.append((s, len(models)))
+        copy, models[s] = _copies(models[s], rng)
+        models.append(copy)
+        sizes[s] /= 2
+        sizes.append(sizes[s])
+    return Found(
+        np.stack(models),
+        np.array(sizes),
+        np.zeros(len(models)),
+        moves,
+        np.append(found.origins, [-1] * len(moves)),
+        np.append(found.factors, [1.0] * len(moves)),
+    )
+
+
+def _copies(model: Models, rng: np.random.Generator) -> tuple[Models, Models]:
+    """Line 7: theta_s - p and theta_s + p."""
+    direction = rng.standard_normal(len(model))
+    direction *= _PERTURBATION * float(np.linalg.norm(model) / np.linalg.norm(direction))
+    return np.asarray(model - direction, np.float32), np.asarray(model + direction, np.float32)

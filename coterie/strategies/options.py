@@ -16,7 +16,6 @@ from coterie.rounds.client_registry import Roster, record_nothing
 from coterie.rounds.evaluation import mean_of_clients
 from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.rounds.run_state import StrategyError
-from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.server_optimizer import ServerOptimizer
 
@@ -33,8 +32,6 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
         server_lr: eta, step size of the server.
         server_optimizer: how models move by the released means of updates.
         reseeding: schedule of re-seeding models without clients; None: never.
-        clipping: how the clipping norm follows released shares of norms, with a plan that has a ``clip_share``, whose
-            ``clip_norm`` is that of round 1.
         averaging: the released models to average; by default, a run returns the last ones.
         aggregator: aggregator of a cluster's updates. Others than the mean require a plan without privacy or at record
             level.
@@ -78,7 +75,6 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
     server_lr: float = 1.0
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     reseeding: Reseeding | None = None
-    clipping: AdaptiveClipping = field(default_factory=AdaptiveClipping)
     averaging: Averaging = field(default_factory=Averaging)
     aggregator: Aggregator = field(default_factory=Aggregator)
     rebalance_train: Annotated[str, OneOf(REBALANCE_TRAIN)] = "own"

@@ -9,8 +9,9 @@ import numpy as np
 from flwr.app import MetricRecord
 
 from coterie.privacy import Released, ReleasedSums
+from coterie.strategies.adaptive_clipping import adapted
 from coterie.strategies.method import FloatArray, Method, Models
-from coterie.strategies.model_search import IntArray, ModelSearch
+from coterie.strategies.model_search import IntArray, action, observe, search
 from coterie.strategies.server_optimizer import Arrays, ServerOptimizer
 
 #: Pairs (copied model, replaced or added model).
@@ -42,7 +43,7 @@ def finish_round(method: Method, number: int, models: Models, released: Released
     metrics["reseeded"] = [cluster for move in moves for cluster in move]
     if released.below is not None:
         metrics["clip_norm"] = run.plan.clip_norm
-        run.state = method.options.clipping.adapted(run.state, released.below)
+        run.state = adapted(run.state, released.below)
     return models, metrics
 
 
@@ -65,16 +66,16 @@ def _reseeded(method: Method, number: int, models: Models, histogram: FloatArray
 
 def _searched(method: Method, number: int, models: Models, histogram: FloatArray) -> tuple[Models, Moves]:
     """Search for the number of clusters; the run's histogram is the mean of the last window of rounds."""
-    run, search = method.run, ModelSearch()
-    arrays = search.observe(run.state.arrays, histogram)
-    action = search.action(number, run.plan.rounds)
-    if action is None:
+    run = method.run
+    arrays = observe(run.state.arrays, histogram)
+    due = action(number, run.plan.rounds)
+    if due is None:
         run.state = replace(run.state, arrays=arrays)
         return models, []
     rng = run.streams.stream("reseeding", number, run.attempt)
-    searched, arrays = search(action, models, arrays, run.plan, method.max_clusters, rng)
+    searched, arrays = search(due, models, arrays, run.plan, method.max_clusters, rng)
     arrays = _rearranged(method, arrays, searched.origins, searched.factors)
-    notes = {"search": action, "clusters": len(searched.models), "origins": searched.origins.tolist()}
+    notes = {"search": due, "clusters": len(searched.models), "origins": searched.origins.tolist()}
     run.state = replace(run.state, histogram=searched.sizes, arrays=arrays, notes={**run.state.notes, **notes})
     return searched.models, searched.moves
 

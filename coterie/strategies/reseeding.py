@@ -13,24 +13,25 @@ import numpy as np
 
 from coterie.rounds.run_state import FloatArray, Models
 
+# A model with less than this multiple of the equal share of clients is replaced ...
+_REPLACE_BELOW = 0.35
+# ... by a copy of the largest, if that has more than this multiple of the equal share.
+_COPY_ABOVE = 1.4
+# Norm of the perturbation relative to that of the copied model.
+_PERTURBATION = 0.3
+
 
 @dataclass(frozen=True)
 class Reseeding:
-    """Schedule and thresholds of re-seeding, which depend on released histograms only.
+    """Schedule of re-seeding, which depends on released histograms only.
 
     Attributes:
         every: number of rounds between two checks; 0 never re-seeds.
         until: share of the rounds after which no model is re-seeded.
-        replace_below: a model with less than this multiple of the equal share of clients is replaced ...
-        copy_above: ... by a copy of the largest, if that has more than this multiple of the equal share.
-        perturbation: norm of the perturbation relative to that of the copied model.
     """
 
     every: int = 5
     until: float = 0.6
-    replace_below: float = 0.35
-    copy_above: float = 1.4
-    perturbation: float = 0.3
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether models may be re-seeded after ``round`` of ``rounds``."""
@@ -55,11 +56,11 @@ class Reseeding:
         equal_share = max(float(shares.sum()), 0.0) / len(shares)
         for small in np.argsort(shares):
             large = int(np.argmax(shares))
-            if shares[small] >= self.replace_below * equal_share or shares[large] <= self.copy_above * equal_share:
+            if shares[small] >= _REPLACE_BELOW * equal_share or shares[large] <= _COPY_ABOVE * equal_share:
                 break
             copied = models[large, shared:]
             direction = rng.standard_normal(len(copied))
-            direction *= self.perturbation * float(np.linalg.norm(copied) / np.linalg.norm(direction))
+            direction *= _PERTURBATION * float(np.linalg.norm(copied) / np.linalg.norm(direction))
             models[small, shared:], models[large, shared:] = copied - direction, copied + direction
             shares[small] = shares[large] = (shares[large] + shares[small]) / 2
             moves.append((large, int(small)))

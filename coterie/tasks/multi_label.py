@@ -119,11 +119,6 @@ class _MultiLabel(Task):
     def examples(self, n: int) -> npt.NDArray[Any]:
         return np.random.default_rng(1).permutation(max(n, self.num_targets))[:n] % self.num_targets
 
-    def right_outputs(self, y: Tensor) -> Tensor:
-        import torch
-
-        return 8 * self._bits(y, torch.zeros(())) - 4
-
 
 @cache
 def multi_label(num_labels: int) -> Task:

@@ -236,10 +236,6 @@ class Task:  # large: what each of its users asks
         """Return (n,) made-up targets that differ, for checks."""
         raise NotImplementedError
 
-    def right_outputs(self, y: Tensor) -> Tensor:
-        """Return (n, ...) outputs that match the targets."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class _MultiClass(Task):
@@ -332,11 +328,6 @@ class _MultiClass(Task):
     def examples(self, n: int) -> npt.NDArray[Any]:
         return np.arange(n) % self.num_outputs
 
-    def right_outputs(self, y: Tensor) -> Tensor:
-        from torch.nn.functional import one_hot
-
-        return 4.0 * one_hot(y, self.num_outputs)
-
 
 @dataclass(frozen=True)
 class _Regression(Task):
@@ -398,9 +389,6 @@ class _Regression(Task):
 
     def examples(self, n: int) -> npt.NDArray[Any]:
         return np.random.default_rng(1).standard_normal(n, np.float32)
-
-    def right_outputs(self, y: Tensor) -> Tensor:
-        return y
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
+from kit.toy_grids import Kept
 
 from coterie.privacy import NoPrivacy
 from coterie.strategies import Averaging, Checkpoint, FedAvg, Reseeding, StrategyError
@@ -20,17 +21,6 @@ class Counting(FedAvg):
         self.started_from = models.item()
         yield from self.sums(self.training(), models)
         return np.full_like(models, number)
-
-
-class Kept:
-    def __init__(self):
-        self.states = []
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-
-    def round_finished(self, line):
-        pass
 
 
 def go(last, resume_from=None):

@@ -9,7 +9,7 @@ from kit.run_folders import run_in
 from coterie.privacy import certificate, read_ledger
 from coterie.server import RunConfig, RunFolder
 from coterie.server.planning import sizes_until
-from coterie.strategies.model_search import ModelSearch
+from coterie.strategies import model_search
 from coterie.strategies.reseeding import Reseeding
 
 _COMMON = {"clients": 100, "clusters": 2, "groups": "2", "epsilon": 8.0, "rounds": 80}
@@ -49,8 +49,8 @@ def test_the_last_re_seeding_is_the_last_that_is_due(every):
 
 @pytest.mark.parametrize("rounds", [20, 39, 80, 100, 119])
 def test_the_search_ends_with_its_last_action(rounds):
-    due = [number for number in range(1, rounds + 1) if ModelSearch.action(number, rounds)]
-    assert ModelSearch.last(rounds) == due[-1]
+    due = [number for number in range(1, rounds + 1) if model_search.action(number, rounds)]
+    assert model_search.last(rounds) == due[-1]
 
 
 SMALL = {

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from kit.toy_grids import Tampered
 from safetensors.numpy import load_file
 
 from coterie.client.handlers import HANDLERS
@@ -294,23 +295,6 @@ def test_a_run_under_another_mechanism(tmp_path, mechanism):
 
 
 # ---- bad replies ------------------------------------------------------------------------------------------
-
-
-class Tampered(LocalGrid):
-    """Passes the training replies through ``change``, a function of them and of the number of the exchange."""
-
-    def __init__(self, clients, change):
-        super().__init__(clients)
-        self.change = change
-        self.exchanges = 0
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        replies = list(super().send_and_receive(messages, timeout=timeout))
-        if messages[0].metadata.message_type != TRAIN:
-            return replies
-        self.exchanges += 1
-        return self.change(replies, self.exchanges)
 
 
 def whole(replies, exchange):

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from kit.toy_grids import Kept
 from test_base import CLIENTS, LAYOUT, UP, Stub, start
 
 from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Banded, Joint, PrivacyError, RRSlot, Streams, certificate
-from coterie.strategies import AdaptiveClipping, FedAvg
+from coterie.strategies import FedAvg
+from coterie.strategies.adaptive_clipping import next_norm
 
 
 def adaptive(kind=Joint, rounds=1, noise=0.6, **numbers):
@@ -24,26 +26,23 @@ def released(plan, updates, seed=0):
 
 
 def test_the_norm_moves_towards_the_quantile():
-    rule = AdaptiveClipping(quantile=0.5, rate=0.2)
-    assert rule(1.0, 0.5) == 1.0
-    assert rule(1.0, 1.0) == pytest.approx(math.exp(-0.1))
-    assert rule(1.0, 0.0) == pytest.approx(math.exp(0.1))
-    assert AdaptiveClipping(quantile=0.9)(2.0, 0.4) == pytest.approx(2 * math.exp(0.1))
+    assert next_norm(1.0, 0.5) == 1.0
+    assert next_norm(1.0, 1.0) == pytest.approx(math.exp(-0.1))
+    assert next_norm(2.0, 0.0) == pytest.approx(2 * math.exp(0.1))
 
 
 @pytest.mark.parametrize("below", [-1e9, 1e9])
 def test_noise_moves_it_no_further_than_a_true_share_could(below):
-    rule = AdaptiveClipping()
-    assert rule(1.0, below) == rule(1.0, float(below > 0))
-    assert rule(MAX_CLIP_NORM, below) <= MAX_CLIP_NORM
-    assert rule(MIN_CLIP_NORM, below) >= MIN_CLIP_NORM
+    assert next_norm(1.0, below) == next_norm(1.0, float(below > 0))
+    assert next_norm(MAX_CLIP_NORM, below) <= MAX_CLIP_NORM
+    assert next_norm(MIN_CLIP_NORM, below) >= MIN_CLIP_NORM
 
 
-def test_it_settles_at_the_quantile_of_the_norms():
+def test_it_settles_at_the_median_of_the_norms():
     norms, clip = np.random.default_rng(0).lognormal(size=1000), 50.0
     for _ in range(200):
-        clip = AdaptiveClipping(quantile=0.3)(clip, float(np.mean(norms < clip)))
-    assert np.mean(norms < clip) == pytest.approx(0.3, abs=0.01)
+        clip = next_norm(clip, float(np.mean(norms < clip)))
+    assert np.mean(norms < clip) == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", [Joint, Banded])
@@ -79,17 +78,6 @@ def test_its_noise_is_the_planned_one():
 def test_the_cost_of_a_round_does_not_depend_on_it():
     assert adaptive().event() == adaptive(clip_share=0.0).event()
     assert adaptive().noise_multiplier_updates == pytest.approx(0.6 / math.sqrt(0.5))
-
-
-class Kept:
-    def __init__(self):
-        self.lines, self.states = [], []
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-
-    def round_finished(self, line):
-        self.lines.append(line)
 
 
 @pytest.mark.parametrize("kind", [Joint, Banded])

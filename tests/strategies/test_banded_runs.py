@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Message
+from kit.toy_grids import Kept
 from test_base import CLIENTS, LAYOUT, UP, Stub, start
 
 from coterie.privacy import Banded, LedgerError, Streams, epsilon
@@ -17,21 +18,6 @@ def banded(rounds=4, noise=0.5, k=1, **numbers):
     shape = {"clients": CLIENTS, "num_clusters": k, "sampling_rate": 0.5, "rounds": rounds, "clip_norm": 0.5}
     privacy = {"epsilon": math.inf, "delta": 1e-5, "noise_multiplier": noise, "identifier_share": 0.5}
     return Banded(**shape | privacy | numbers)
-
-
-class Kept:
-    """Keeps checkpoints, and fails instead of writing that of one round."""
-
-    def __init__(self, crash=0):
-        self.crash, self.states, self.lines = crash, [], []
-
-    def checkpoint(self, state, line):
-        if state.round == self.crash:
-            raise OSError("power cut")
-        self.states.append(state)
-
-    def round_finished(self, line):
-        self.lines.append(line)
 
 
 def test_a_round_asks_its_slot_and_its_divisor_is_public():

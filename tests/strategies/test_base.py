@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from kit.toy_grids import Kept, reply_to
 from kit.toys import UP, Correlated
 
 from coterie.engine.in_process import LocalGrid
@@ -74,20 +75,7 @@ class Stub(LocalGrid):
                 yield Message(RecordDict({"reply": ConfigRecord({"client-id": client})}), reply_to=message)
                 continue
             self.asked.append(client)
-            content = RecordDict(
-                {
-                    "update": pack_update(UP.astype(np.float32), LAYOUT),
-                    "reply": ConfigRecord(
-                        {
-                            "client-id": client,
-                            "round": message.content["config"]["round"],
-                            "label": 0,
-                            "redrawn-label": 0,
-                        }
-                    ),
-                }
-            )
-            for answer in self.spoil(client, content):
+            for answer in self.spoil(client, reply_to(message, UP, LAYOUT).content):
                 yield Message(answer, reply_to=message)
 
 
@@ -673,17 +661,6 @@ class Done(FedAvg):
     @property
     def finished(self):
         return bool(self.state) and self.state["rounds"][0] >= 2
-
-
-class Kept:
-    def __init__(self):
-        self.states, self.lines = [], []
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-
-    def round_finished(self, line):
-        self.lines.append(line)
 
 
 @pytest.mark.parametrize("plan", [nothing(rounds=3), private(rounds=3)], ids=["none", "joint"])

@@ -1,12 +1,12 @@
 """CFL on clients whose optima are known: FedAvg goes to their mean, and what is left pulls each to its own."""
 
 import itertools
-import json
 import logging
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from kit.toy_grids import Kept, reply_to
 from kit.toys import strategy_of
 
 from coterie.engine.in_process import LocalGrid
@@ -14,7 +14,7 @@ from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
 from coterie.strategies.registry import STRATEGIES
-from coterie.wire.messages import Layout, pack_models, pack_update, unpack_models
+from coterie.wire.messages import Layout, pack_models, unpack_models
 
 LAYOUT = Layout(("w",), ((4,),))
 FOUR = 10 * np.eye(4)[np.arange(12) % 4]  # clients 0, 4, 8 have one optimum, 1, 5, 9 another, ...
@@ -55,26 +55,7 @@ class Pulled(LocalGrid):
             if self.silent(client, config["round"]):
                 continue
             assert len(models) == 1
-            update = HALF * config.get("lr", 1.0) * (self.optima[client] - models[0])
-            label = config.get("cluster", 0)
-            said |= {"round": config["round"], "label": label, "redrawn-label": label}
-            content = {"update": pack_update(update.astype(np.float32), LAYOUT), "reply": ConfigRecord(said)}
-            yield Message(RecordDict(content), reply_to=message)
-
-
-class Kept:
-    def __init__(self):
-        self.states, self.lines, self.evidence = [], [], {}
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-        self.lines.append(json.loads(json.dumps(line)))
-
-    def round_finished(self, line):
-        pass
-
-    def save_artifact(self, name, arrays):
-        self.evidence[name] = dict(arrays)
+            yield reply_to(message, HALF * config.get("lr", 1.0) * (self.optima[client] - models[0]), LAYOUT)
 
 
 def run(optima, rounds=20, planned=None, grid=None, config=None, **options):

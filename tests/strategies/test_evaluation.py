@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from test_base import CLIENTS, ZERO, Kept, Stub, nothing
+from kit.toy_grids import Kept
+from test_base import CLIENTS, ZERO, Stub, nothing
 
 from coterie.privacy import Streams
 from coterie.results import RoundRecord

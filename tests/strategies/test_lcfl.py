@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from kit.toy_grids import Kept, reply_to
 from kit.toys import UP, strategy_of
 from test_toy import CONFIG, plan, towards
 from test_toy import LAYOUT as PIXELS
@@ -68,33 +69,10 @@ class Halfway(LocalGrid):
                 told = {"accuracy": 1.0, "client-id": client, "cluster": 0, "group": 0, "loss": 0.0, "num-examples": 1}
                 yield Message(RecordDict({"diagnostics": MetricRecord(told)}), reply_to=message)
                 continue
-            label = asked.config.get("cluster", 0)
-            said = {"client-id": client, "round": asked.config["round"], "label": label, "redrawn-label": label}
             update = (self.optima[client] - models[0]) / 2
             if verb == "query.losses":
                 update, layout = ((models - self.optima[client]) ** 2).sum(axis=1), losses_layout(len(models))
-            content = {"update": pack_update(update.astype(np.float32), layout), "reply": ConfigRecord(said)}
-            yield Message(RecordDict(content), reply_to=message)
-
-
-class Kept:
-    """A recorder that keeps everything."""
-
-    def __init__(self):
-        self.states, self.lines, self.evidence, self.said = [], [], {}, []
-
-    def checkpoint(self, state, line):
-        self.states.append(state)
-        self.lines.append(line)
-
-    def round_finished(self, line):
-        pass
-
-    def save_artifact(self, name, arrays):
-        self.evidence[name] = arrays
-
-    def report_progress(self, what):
-        self.said.append(what)
+            yield reply_to(message, update, layout)
 
 
 def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):

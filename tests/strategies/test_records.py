@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from kit.toy_grids import lying
 from kit.toys import UP, strategy_of
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 
@@ -196,26 +197,6 @@ def test_without_privacy_all_of_it_runs_as_well(tmp_path):
 # ---- clients that do not keep the contract ---------------------------------------------------------------------------
 
 
-class Liars(LocalGrid):
-    """Client 0's reply is changed on its way."""
-
-    def __init__(self, change):
-        super().__init__(CLIENTS)
-        self.change = change
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages, replies = list(messages), []
-        for reply in super().send_and_receive(messages, timeout=timeout):
-            record = reply.content.get("reply") if reply.has_content() else None
-            if record is not None and "round" in record and record["client-id"] == 0:
-                asked = next(m for m in messages if m.metadata.message_id == reply.metadata.reply_to_message_id)
-                content = RecordDict(dict(reply.content))
-                self.change(content)
-                reply = Message(content, reply_to=asked)
-            replies.append(reply)
-        return replies
-
-
 def many_records(content):
     content["reply"] = ConfigRecord({**content["reply"], "num-examples": 10**12})
 
@@ -241,14 +222,18 @@ def another_cluster(content):
     ],
 )
 def test_a_client_that_lies_is_left_out(change, reason, tmp_path):
-    models, _, strategy = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path, grid=Liars(change), true_groups=GROUPS)
+    models, _, strategy = train(
+        Oracle, plan(2), np.zeros((1, 4)), tmp_path, grid=lying(CLIENTS, change), true_groups=GROUPS
+    )
     assert strategy.statistics.dropped.total() == 1
     assert reason in next(iter(strategy.statistics.dropped))
     np.testing.assert_allclose(models, [STEP, -STEP], atol=2 * TOLERANCE)  # the mean of the others
 
 
 def test_what_a_client_says_of_its_records_is_not_believed(tmp_path):
-    lied, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "l", grid=Liars(many_records), true_groups=GROUPS)
+    lied, *_ = train(
+        Oracle, plan(2), np.zeros((1, 4)), tmp_path / "l", grid=lying(CLIENTS, many_records), true_groups=GROUPS
+    )
     true, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "t", true_groups=GROUPS)
     np.testing.assert_array_equal(lied, true)
 
@@ -779,39 +764,32 @@ def test_the_clipping_norm_of_gradients_follows_their_norms(tmp_path):
     assert again == pytest.approx(norms[2:], rel=1e-2)
 
 
-class Dishonest(LocalGrid):
-    """Client 0 sends another share."""
+def dishonest(share):
+    """A grid in which client 0 sends another share."""
 
-    def __init__(self, share):
-        super().__init__(CLIENTS)
-        self.share = share
+    def change(content):
+        del content["reply"]["below"]
+        if share is not None:
+            content["reply"]["below"] = share
 
-    def send_and_receive(self, messages, *, timeout=None):
-        for reply in super().send_and_receive(messages, timeout=timeout):
-            record = reply.content.config_records.get("reply", {})
-            if record.get("client-id") == 0 and "below" in record:
-                if self.share is None:
-                    del record["below"]
-                else:
-                    record["below"] = self.share
-            yield reply
+    return lying(CLIENTS, change)
 
 
 @pytest.mark.parametrize("share", [1e300, -1e300])
 def test_one_client_moves_the_clipping_norm_by_at_most_its_part(tmp_path, share):
-    norms, _, _ = recorded(tmp_path, 2, adaptive(2), Dishonest(share))
+    norms, _, _ = recorded(tmp_path, 2, adaptive(2), dishonest(share))
     honest = math.exp(-0.2 * 0.5)
     assert honest * 0.99 <= norms[1] <= honest * math.exp(0.2 / CLIENTS) * 1.01
 
 
 def test_with_a_robust_aggregator_one_client_does_not_move_the_clipping_norm(tmp_path):
-    norms, _, _ = recorded(tmp_path, 2, adaptive(2), Dishonest(-1e300), aggregator=Aggregator("median"))
+    norms, _, _ = recorded(tmp_path, 2, adaptive(2), dishonest(-1e300), aggregator=Aggregator("median"))
     assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [math.nan, math.inf, 1, "many", None])
 def test_a_reply_with_an_invalid_share_is_dropped(tmp_path, share):
-    norms, _, strategy = recorded(tmp_path, 2, adaptive(2), Dishonest(share))
+    norms, _, strategy = recorded(tmp_path, 2, adaptive(2), dishonest(share))
     assert sum(strategy.statistics.dropped.values()) == 2
     assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-2)
 

@@ -1,6 +1,7 @@
 """What outlives a round follows from what was released and charged, and from nothing else."""
 
 import numpy as np
+from kit.toy_grids import Kept
 from test_base import CLIENTS, Stub, private, start
 
 from coterie.privacy import calibrate, epsilon
@@ -10,18 +11,11 @@ from coterie.strategies import IFCA, Checkpoint
 def test_rebalancing_reads_released_sizes_alone():
     """All clients choose model 0, and the noise on sizes has deviation 20: true sizes would be seen at once."""
     plan = private(noise=10.0, k=2, identifier_share=0.25, rebalance_min=1, rounds=3)
-    seen = []
-
-    class Recorder:
-        def checkpoint(self, state, line):
-            seen.append((np.array(line["histogram"]), state.histogram))
-
-        def round_finished(self, line): ...
-
-    start(Stub(), plan, IFCA, rounds=3, recorder=Recorder())
-    released = [histogram for histogram, _ in seen]
+    recorder = Kept()
+    start(Stub(), plan, IFCA, rounds=3, recorder=recorder)
+    released = [np.array(line["histogram"]) for line in recorder.lines]
     mean = released[0]
-    for histogram, kept in seen:
+    for histogram, kept in zip(released, [state.histogram for state in recorder.states], strict=True):
         if histogram is not released[0]:
             mean = 0.75 * mean + 0.25 * histogram
         np.testing.assert_array_equal(kept, mean)

@@ -8,15 +8,15 @@ from coterie.strategies import Reseeding
 MODELS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def reseed(shares, **options):
-    return Reseeding(**options)(MODELS, np.array(shares, float), np.random.default_rng(0))
+def reseed(shares):
+    return Reseeding()(MODELS, np.array(shares, float), np.random.default_rng(0))
 
 
 def test_the_starving_copies_the_fullest_and_both_step_apart():
-    models, shares, moves = reseed([50, 2, 25, 23], perturbation=0.1)
+    models, shares, moves = reseed([50, 2, 25, 23])
     assert moves == [(0, 1)]
     np.testing.assert_allclose((models[0] + models[1]) / 2, MODELS[0], atol=1e-6)
-    assert np.linalg.norm(models[1] - models[0]) / 2 == pytest.approx(0.1 * np.linalg.norm(MODELS[0]), rel=1e-5)
+    assert np.linalg.norm(models[1] - models[0]) / 2 == pytest.approx(0.3 * np.linalg.norm(MODELS[0]), rel=1e-5)
     np.testing.assert_array_equal(models[2:], MODELS[2:])
     np.testing.assert_array_equal(shares, [26, 26, 25, 23])
 

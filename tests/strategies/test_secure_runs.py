@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from test_banded_runs import Kept
+from kit.toy_grids import Kept
 from test_base import CLIENTS, UP, Stub, start
 
 from coterie.fields.settings import ConfigError

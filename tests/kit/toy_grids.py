@@ -1,0 +1,66 @@
+"""Grids whose replies are worked out by hand or changed on their way, and a recorder that keeps a run in memory."""
+
+import numpy as np
+from flwr.app import Message
+
+from coterie.engine.in_process import LocalGrid
+from coterie.rounds.recorder import Recorder
+from coterie.wire.messages import TRAIN, pack_reply
+
+
+def reply_to(message, update, layout):
+    """The valid reply of an honest client, with the cluster that the server assigned, or 0."""
+    client, config = message.metadata.dst_node_id - 1, message.content["config"]
+    label = config.get("cluster", 0)
+    fields = {"client_id": client, "round": config["round"], "label": label, "redrawn_label": label}
+    return Message(pack_reply(np.asarray(update, np.float32), layout, **fields), reply_to=message)
+
+
+class Tampered(LocalGrid):
+    """Passes the training replies through ``change``, a function of them and of the number of the exchange."""
+
+    def __init__(self, clients, change):
+        super().__init__(clients)
+        self.change = change
+        self.exchanges = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        if not messages or messages[0].metadata.message_type != TRAIN:
+            return replies
+        self.exchanges += 1
+        return self.change(replies, self.exchanges)
+
+
+def lying(clients, change):
+    """A grid in which ``change`` changes the content of the replies of client 0."""
+
+    def changed(replies, exchange):
+        for reply in replies:
+            if reply.has_content() and reply.content["reply"]["client-id"] == 0:
+                change(reply.content)
+        return replies
+
+    return Tampered(clients, changed)
+
+
+class Kept(Recorder):
+    """Keeps checkpoints, lines of metrics and evidence; fails instead of writing the checkpoint of round ``crash``."""
+
+    def __init__(self, crash=0):
+        self.crash, self.states, self.lines, self.evidence, self.said = crash, [], [], {}, []
+
+    def checkpoint(self, state, line):
+        if self.crash and state.round == self.crash:
+            raise OSError("power cut")
+        self.states.append(state)
+
+    def round_finished(self, line):
+        self.lines.append(line)
+
+    def save_artifact(self, name, arrays):
+        self.evidence[name] = dict(arrays)
+
+    def report_progress(self, what):
+        self.said.append(what)
