@@ -5,7 +5,7 @@ from datetime import date
 
 import numpy as np
 import pytest
-from workbooks import Raw, write_ods, write_xlsx
+from kit.workbooks import Raw, write_ods, write_xlsx
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table, table_excel
 from coterie.tasks import task_of
