@@ -139,7 +139,7 @@ def _excess(path: Path, table: Table, schema: TableSchema, allowed: dict[str, fl
 def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
     """Return the account of all tables, and of what lies beside them."""
     from coterie.datasets import LeftOut
-    from coterie.datasets.user_files import beside
+    from coterie.datasets.client_data import beside
 
     accounts = [LeftOut.of_table(table) for table in tables.values()]
     return sum(accounts, beside(path) if path.is_dir() and path not in tables else LeftOut())
@@ -188,7 +188,7 @@ def scales() -> None:
 def _parts(path: Path) -> list[Path]:
     """Return the file, or the tables of a folder."""
     from coterie.datasets import DataError
-    from coterie.datasets.user_files import is_table, parts
+    from coterie.datasets.client_data import is_table, parts
 
     if is_table(path) or not path.is_dir():
         return [path]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from coterie.datasets.client_data import find
 from coterie.datasets.sources import DataError, Source
-from coterie.datasets.user_files import find
 
 
 def fingerprint(path: Path) -> str:

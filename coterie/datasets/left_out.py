@@ -8,12 +8,56 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.datasets import Finding, Table
+    from coterie.datasets import Table
 
 #: Examples that are kept of each loss.
 MAX_EXAMPLES = 3
+# Rows and values that are kept of each kind of finding, and characters of a value.
+_FIRST, _LONGEST = 5, 40
 # Classes differ in their losses if their shares do by this much, and the larger one consists of this many records.
 _DIFFERENCE, _FEWEST = 0.1, 5
+
+
+@dataclass
+class Finding:
+    """A kind of problem of a table, and how often it occurs.
+
+    Attributes:
+        column: name of the column; empty: of whole rows.
+        what: such as "not a number".
+        effect: what happens to the record: "dropped" or "clamped".
+        expected: whether the schema has a rule for it; otherwise it is an error.
+        hint: what a setting would make of the first value, such as `'12,5' would be 12.5 with decimal = ","`.
+        count: number of records.
+        rows: the first rows; the row of a text file is the number of its first line, from 1, and row 1 of other files
+            is the first record.
+        values: their values.
+        by_class: number of records of each class, by name; "" if a label cannot be read.
+    """
+
+    column: str
+    what: str
+    effect: str
+    expected: bool
+    hint: str = ""
+    count: int = 0
+    rows: list[int] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    by_class: Counter[str] = field(default_factory=Counter)
+
+    def add(self, row: int, value: str) -> None:
+        """Count a record."""
+        self.count += 1
+        if len(self.rows) < _FIRST:
+            self.rows.append(row)
+            self.values.append(value[:_LONGEST])
+
+    def __str__(self) -> str:
+        what = f"column {self.column!r}: {self.what}" if self.column else self.what
+        records = f"{self.count:,} record{'s' * (self.count > 1)} {self.effect}"
+        first = [f"{row} ({value})" if value else str(row) for row, value in zip(self.rows, self.values, strict=True)]
+        more = ", ..." if self.count > len(first) else ""
+        return f"{what}, {records}: row {', '.join(first)}{more}{self.hint and '; ' + self.hint}"
 
 
 @dataclass(frozen=True)

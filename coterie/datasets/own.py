@@ -1,28 +1,13 @@
-"""Local client data: a file or folder on the client's machine, or one per client in a simulation.
-
-A path refers to one of
-
-- an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
-- a `.csv`, `.parquet` or `.xlsx` table with a column `label`, or `target` for real-valued targets; all other columns
-  are features;
-- a folder of `.parquet` files, in itself or in folders `key=value`;
-- a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
-  line. The list keeps class numbers consistent between clients that lack a class;
-- a folder of images with a list `labels.csv`, if a record has several labels;
-- a folder with `train` and, for test data, `test`, each in one of these formats.
-
-With a schema (:mod:`coterie.datasets.schema`), tables may have any columns.
+"""Clients' own data in the format of a run: files on a client's machine, or those of all clients in a simulation.
 
 The shape of a record and the number of classes are public settings of the run. How a record is read and scaled, and
 whether it is held out, depends only on the record and the file format: record-level guarantees would not hold if one
-record influenced the processing of others.
+record influenced the processing of others. :mod:`coterie.datasets.client_data` says what files there are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
@@ -33,225 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from flwr.common.logger import log
 
-from coterie.datasets.catalog import DATASETS, load
-from coterie.datasets.client_records import EmptySiteError, Parts, usable_records
+from coterie.datasets.client_data import EmptySiteError, Parts, find, read, usable_records
+from coterie.datasets.data_files import SUFFIXES
+from coterie.datasets.facts import Declared, Facts
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
 from coterie.datasets.left_out import LeftOut
-from coterie.datasets.schema import TYPICAL, TableSchema
+from coterie.datasets.records import Shape
+from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import (
-    column_texts,
-    columns_text,
-    parse_columns,
-    read_table,
-    rows_held_out,
-    table_columns,
-    unscaled,
-)
-from coterie.datasets.user_files import find, is_table, read
-from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
-from coterie.fields.removed import removal
-from coterie.tasks import Task, TaskError, multi_label, task_of
+from coterie.datasets.tables import column_texts, read_table, rows_held_out, unscaled
+from coterie.tasks import Task, task_of
 
-#: Name of the data set that consists of local client data.
-OWN_DATA = "own"
-# Clients of a simulation whose tables may name the columns.
-_FIRST_CLIENTS = 20
 # Losses in one line of a log.
 _MAX_LOSSES = 20
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Public facts about the data of a run.
-
-    Attributes:
-        kind: "images", "tokens" or "vectors".
-        shape: shape of an example, before fixed features.
-        task: what models predict.
-        schema: of tables; None: labels and features are numbers, see the module.
-        feature_range: public bound on the absolute value of a feature, to which methods that need one clamp.
-        columns: names of the features of tables without a schema, in order; empty: not known; None: not compared.
-    """
-
-    kind: str
-    shape: Shape
-    task: Task
-    schema: TableSchema | None = None
-    feature_range: float = field(default=1.0, compare=False)
-    columns: tuple[str, ...] | None = ()
-
-    def __str__(self) -> str:
-        sizes = "x".join(map(str, self.shape))
-        schema = f" by schema {self.fingerprint[:12]}" if self.schema else ""
-        columns = f" and columns {shortened(columns_text(self.columns))}" if self.columns else ""
-        return f"examples of {sizes} with {self.task}{schema}{columns}"
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the schema; empty without one."""
-        return self.schema.fingerprint if self.schema else ""
-
-
-@dataclass(frozen=True)
-class Declared(Facts):
-    """Facts that a data owner declares in advance, independently of the server.
-
-    Attributes:
-        span: minimum and maximum to which vectors are clamped; None for no limit.
-    """
-
-    span: tuple[float, float] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        schema: str | None,
-        input_shape: str | None,
-        num_classes: int | None,
-        value_range: str | None,
-        columns: str | None = None,
-        task: str | None = None,
-    ) -> Declared | None:
-        """Return the declaration of a node configuration; None: it declares nothing.
-
-        Args:
-            schema: file of a schema, which determines all else; None: there is none.
-            input_shape: such as `"1x28x28"`, or `"16"`.
-            num_classes: 0 for real targets.
-            value_range: such as `"0:1"`; None for no limit.
-            columns: names of the features of a table without a schema, as in the setting; None: those of the run.
-            task: what models predict, as in the setting; None: classes or real targets.
-
-        Raises:
-            DataError: a value is invalid, or the schema has errors.
-        """
-        if schema is not None:
-            loaded = TableSchema.load(schema)
-            return cls("vectors", (loaded.num_features,), loaded.task, loaded)
-        if input_shape is None or num_classes is None:
-            return None
-        shape = _shape(input_shape)
-        kind = "images" if len(shape) == 3 else "vectors"
-        named = own_task(task or "auto", num_classes)
-        return cls(kind, shape, named, columns=_columns(columns or "", shape), span=_span(value_range))
-
-    __str__ = Facts.__str__
-
-
-def facts(
-    dataset: str,
-    input_shape: str,
-    num_classes: int | None,
-    data_dir: str | Path | None = None,
-    table_schema: str | None = None,
-    columns: str = "",
-    task: str = "auto",
-) -> Facts:
-    """Return the facts about a data set; only a `module:function` is loaded.
-
-    Args:
-        dataset: `OWN_DATA`, or a name accepted by `load`.
-        input_shape: shape of `OWN_DATA`: `"1x28x28"`, or `"16"`.
-        num_classes: number of classes of `OWN_DATA`; None if a schema determines it.
-        data_dir: see `load`.
-        table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
-        columns: names of the features of tables without a schema, as in the setting.
-        task: what models of `OWN_DATA` predict, as in the setting.
-
-    Raises:
-        DataError: the shape or the schema is invalid, or the data set unknown.
-
-    Examples:
-        >>> str(facts("own", "2", 2))
-        'examples of 2 with 2 classes'
-    """
-    if dataset == OWN_DATA:
-        if table_schema:
-            schema = TableSchema.parse(table_schema)
-            return Facts("vectors", (schema.num_features,), schema.task, schema, schema.reach or TYPICAL)
-        shape = _shape(input_shape)
-        predicted = own_task(task, num_classes)
-        if len(shape) == 3:
-            return Facts("images", shape, predicted)
-        return Facts("vectors", shape, predicted, None, TYPICAL, _columns(columns, shape))
-    if dataset in DATASETS:
-        info = DATASETS[dataset]
-        return Facts(info.kind, info.shape, task_of(info.num_classes))
-    source = load(dataset, data_dir)
-    return Facts(source.kind, source.train_x.shape[1:], source.task)
-
-
-def own_task(name: str, num_classes: int | None) -> Task:
-    """Return the task of clients' own data without a schema.
-
-    Args:
-        name: as the setting `task` has it; only "multi-label" differs from what the classes say.
-        num_classes: number of classes, or of labels; 0: real targets.
-
-    Raises:
-        DataError: the number is missing, or the task cannot have it.
-    """
-    if text := removal(f"task = {name}"):
-        raise DataError(text)
-    try:
-        if num_classes is None:
-            raise DataError("num-classes is missing: set the number of classes or labels, or 0 for real targets")
-        return multi_label(num_classes) if name == "multi-label" else task_of(num_classes)
-    except TaskError as error:
-        raise DataError(str(error)) from None
-
-
-def _span(text: str | None) -> tuple[float, float] | None:
-    if not text:
-        return None
-    low, _, high = text.partition(":")
-    try:
-        span = float(low), float(high)
-    except ValueError:
-        span = math.nan, math.nan
-    if not (-math.inf < span[0] < span[1] < math.inf):
-        raise DataError(f"value-range = {text!r}: must be the minimum and the maximum, such as 0:1")
-    return span
-
-
-def _columns(text: str, shape: Shape) -> tuple[str, ...] | None:
-    columns = parse_columns(text)
-    if columns and (len(columns),) != shape:
-        raise DataError(
-            f"columns = {shortened(text)!r} names {len(columns)} features, but input-shape is {sizes_text(shape)}; "
-            "change one of the two (columns of a simulation are those of its first table, unless they are set)"
-        )
-    return columns
-
-
-def first_columns(folder: str | Path | None) -> str:
-    """Return the names of the features of a simulation's tables, as a setting: those of the first client.
-
-    Empty, if the first clients have no table.
-    """
-    if not folder:
-        return ""
-    home = Path(folder).expanduser()
-    for client in range(_FIRST_CLIENTS):
-        with suppress(DataError, OSError):
-            path = find(home, f"client-{client}")
-            path = (find(path, "train") or path) if path is not None and path.is_dir() else path
-            if path is not None:
-                return columns_text(table_columns(path)) if is_table(path) else ""
-    return ""
-
-
-def _shape(text: str) -> Shape:
-    parts = text.split("x")
-    if len(parts) not in (1, 3) or not all(size.isdecimal() and int(size) > 0 for size in parts):
-        raise DataError(
-            f"input-shape = {text!r}: must be channels x height x width of images, such as 1x28x28, or the number of "
-            "features, such as 16"
-        )
-    return tuple(map(int, parts))
 
 
 class OwnFederation:
@@ -414,7 +195,8 @@ def own_shard(
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    parts = usable_records(path, shape, num_classes, schema, span, strict=strict, columns=columns, task=task)
+    declared = Declared("", shape, task or task_of(num_classes), schema, columns=columns, span=span)
+    parts = usable_records(path, declared, strict=strict)
     train, test = parts.train, parts.test
     for warning in dict.fromkeys(train.warnings + test.warnings):
         log(WARNING, "client %s: %s", client_id, warning)
@@ -507,7 +289,7 @@ def local_records(
         raise DataError(
             f"column {ids!r} cannot name the records: only tables with a schema have columns beside features"
         )
-    records, test = read(Path(path), known.shape, need_targets=False, columns=known.columns or None, task=known.task)
+    records, test = read(Path(path), known, need_targets=False, columns=known.columns or None)
     unused = 0 if test is None else len(test.y)
     if held_out:
         _need_held_out(path, test is not None or bool(records.held_out.any()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.datasets.catalog import DATASETS
-from coterie.datasets.own import OWN_DATA, Facts, facts
+from coterie.datasets.facts import OWN_DATA, Facts, facts
 from coterie.datasets.partition import Partition
 from coterie.fields import MAX_SCHEMA
 from coterie.fields.settings import Settings, setting

@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coterie.datasets import user_records
+from coterie.datasets import data_files
+from coterie.datasets.data_files import need_at_most, shortened, suffix_of
 from coterie.datasets.left_out import Loss
 from coterie.datasets.schema import FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import BadCell, Cell, as_text, composed
 from coterie.datasets.table_files import Chunk, Problem, TableFile
-from coterie.datasets.user_records import need_at_most, shortened, suffix_of
 
 # Records that are read together, and bytes of a part of the file that are searched together.
 _BATCH, _BLOCK = 1024, 2**20
@@ -65,14 +65,14 @@ def excel_table(path: Path, form: FileFormat) -> TableFile:
 
 def _checked(path: Path) -> list[Loss]:
     """Check the size of a workbook, and return an account of the cells without a value that are not empty."""
-    need_at_most(user_records.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
+    need_at_most(data_files.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
     count = 0
     if not zipfile.is_zipfile(path):  # .xls
         return []
     try:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
-            need_at_most(user_records.MAX_BYTES // 4, sum(part.file_size for part in parts), str(path), "unpacks to")
+            need_at_most(data_files.MAX_BYTES // 4, sum(part.file_size for part in parts), str(path), "unpacks to")
             for part in parts:
                 if part.filename.startswith("xl/worksheets/"):
                     with archive.open(part) as file:

@@ -21,12 +21,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from coterie.datasets import user_records
+from coterie.datasets import data_files
+from coterie.datasets.data_files import need_at_most, suffix_of
 from coterie.datasets.left_out import Loss
 from coterie.datasets.schema import DELIMITERS, FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Cell, composed
-from coterie.datasets.user_records import need_at_most, suffix_of
 
 #: Characters of a line and of a record, lines of a record, and columns of a table without a schema.
 MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
@@ -173,7 +173,7 @@ def _records(
     path: Path, form: FileFormat, delimiter: str, width: int, skipped: Collection[int], columns: Sequence[int]
 ) -> Iterator[Chunk]:
     """Yield the records after the column names, by blocks of the file."""
-    need_at_most(user_records.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
+    need_at_most(data_files.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
     pick = _pick(columns, width)
     with _opened(path, form) as file:
         first, rest = 1, list[str]()
@@ -254,7 +254,7 @@ def _blocks(file: TextIO, path: Path) -> Iterator[list[str]]:
     rest, size = "", 0
     for text in iter(partial(_read, path, partial(file.read, _BLOCK)), ""):
         size += len(text)
-        need_at_most(user_records.MAX_BYTES // 4, size, str(path), "holds text of")
+        need_at_most(data_files.MAX_BYTES // 4, size, str(path), "holds text of")
         if len(rest) > MAX_LINE and "\n" not in text:
             continue
         whole, end, rest = (rest + text).rpartition("\n")

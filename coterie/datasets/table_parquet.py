@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from coterie.datasets import user_records
-from coterie.datasets.folder_entries import is_image, losses_of
+from coterie.datasets import data_files
+from coterie.datasets.data_files import is_image, losses_of, need_at_most, need_regular, shortened
 from coterie.datasets.left_out import Loss
+from coterie.datasets.records import NOT_NUMERIC
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, composed
 from coterie.datasets.table_files import Chunk, TableFile
-from coterie.datasets.user_records import NOT_NUMERIC, need_at_most, need_regular, shortened
 
 # Records that are read together.
 _BATCH = 4096
@@ -177,7 +177,7 @@ def _records(parts: Sequence[_Part], columns: Sequence[int]) -> Iterator[Chunk]:
     """Yield the records by batches, one file after another."""
     size = sum(map(_size, parts))
     where = parts[0].path if len(parts) == 1 else Path(os.path.commonpath([part.path for part in parts]))
-    need_at_most(user_records.MAX_BYTES, size, str(where), "unpacks to")
+    need_at_most(data_files.MAX_BYTES, size, str(where), "unpacks to")
     names, first = parts[0].columns, 1
     for part in parts:
         same = part.columns == names  # also columns that share a name

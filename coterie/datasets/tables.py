@@ -18,8 +18,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.datasets import user_records
-from coterie.datasets.left_out import LeftOut
+from coterie.datasets import data_files
+from coterie.datasets.data_files import (
+    TABLE_SUFFIXES,
+    WORKBOOK_SUFFIXES,
+    need_at_most,
+    need_regular,
+    shortened,
+    suffix_of,
+)
+from coterie.datasets.left_out import Finding, LeftOut
+from coterie.datasets.records import Records, is_held_out
 from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
@@ -27,19 +36,8 @@ from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_excel import excel_table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
-from coterie.datasets.table_findings import Finding
 from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parquet_table
 from coterie.datasets.units import Units, is_held_out_unit
-from coterie.datasets.user_records import (
-    TABLE_SUFFIXES,
-    WORKBOOK_SUFFIXES,
-    Records,
-    is_held_out,
-    need_at_most,
-    need_regular,
-    shortened,
-    suffix_of,
-)
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
 _LONGEST, _NAMES, _COMPARED = 40, 8, 1000
@@ -371,7 +369,7 @@ def _encoded(path: Path, schema: TableSchema, labelled: bool, file: TableFile, c
     encoder, num_features = Encoder(schema, labelled, notation), schema.num_features
     for chunk in file.records(columns):
         encoder.add(chunk)
-        need_at_most(user_records.MAX_BYTES, 4 * num_features * encoder.records, str(path), "has features of")
+        need_at_most(data_files.MAX_BYTES, 4 * num_features * encoder.records, str(path), "has features of")
     return replace(encoder.table(), beside=file.losses)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema
-from coterie.datasets.own import first_columns
+from coterie.datasets.client_data import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
 from coterie.fields.removed import removal

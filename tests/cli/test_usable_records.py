@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from kit.commands import document
 from kit.site_tables import AGE, OUTCOME, SEX
+from kit.workbooks import Raw, write_xlsx
 from PIL import Image
-from workbooks import Raw, write_xlsx
 
 from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report
 from coterie.deploy.commands.client import _report

@@ -513,13 +513,13 @@ def test_hostile_files_take_little_memory(made, tmp_path):
 
 def test_a_limit_is_not_one_too_low(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", X.nbytes + Y.nbytes)  # int64 labels
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", X.nbytes + Y.nbytes)  # int64 labels
     assert number(shard(tmp_path / "a.npz", strict=True)) == RECORDS
     folder_of_pictures(tmp_path / "a")
     monkeypatch.setattr("coterie.datasets.image_files.MAX_PIXELS", 30)
     assert number(shard(tmp_path / "a", strict=True)) == RECORDS
     monkeypatch.setattr("coterie.datasets.image_files.MAX_PIXELS", 29)
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", X.nbytes + Y.nbytes - 1)
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", X.nbytes + Y.nbytes - 1)
     own_shard.cache_clear()
     for name in ("a", "a.npz"):
         with pytest.raises(DataError, match="the limit is"):

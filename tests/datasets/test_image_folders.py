@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, own_shard
-from coterie.datasets.user_files import read
+from coterie.datasets import DataError, facts, own_shard
+from coterie.datasets.client_data import read
+
+KNOWN = facts("own", "1x9x9", 2)
 
 
 def save(path, seed, form="PNG"):
@@ -48,7 +50,7 @@ def touch(path, content=b"text"):
 def test_the_content_decides_without_a_known_type(home, name, form):
     for i in range(5):
         save(home / "1" / name.format(i), 50 + i, form)
-    records, _ = read(home, (1, 9, 9))
+    records, _ = read(home, KNOWN)
     assert (records.counts(), lines(records)) == ({"0": 4, "1": 9}, [])
 
 
@@ -122,7 +124,7 @@ LEFT_OUT = {
 def test_every_other_file_is_accounted_for(home, case):
     make, expected = LEFT_OUT[case]
     make(home)
-    records, _ = read(home, (1, 9, 9))
+    records, _ = read(home, KNOWN)
     assert (lines(records), len(records.y), records.problems) == (expected, 8, ())
 
 
@@ -131,7 +133,7 @@ def test_images_of_an_unknown_class_and_broken_ones_are_records(home):
         save(home / "val" / f"{i}.png", i)
     touch(home / "val" / "note.txt")
     touch(home / "0" / "broken.png")
-    records, _ = read(home, (1, 9, 9))
+    records, _ = read(home, KNOWN)
     assert (records.left_out.records, records.left_out.files, len(records.problems)) == (4, 1, 2)
     assert lines(records) == [
         "image that cannot be read, 1 record left out (1 of class 0), such as 0/broken.png",
@@ -142,7 +144,7 @@ def test_images_of_an_unknown_class_and_broken_ones_are_records(home):
 
 def test_labels_that_the_run_lacks_are_in_the_account(home):
     (home / "1").rename(home / "7")
-    (records, _) = read(home, (1, 9, 9))
+    (records, _) = read(home, KNOWN)
     assert lines(records.fitted((1, 9, 9), 2)) == [
         "label that is not one of 2 classes, 4 records left out (4 of class 7)"
     ]
@@ -151,7 +153,7 @@ def test_labels_that_the_run_lacks_are_in_the_account(home):
 def test_dark_scans_are_named_and_used(home):
     for i in range(3):
         Image.fromarray(np.full((9, 9), 100 * i + 1, np.uint16)).save(home / "1" / f"scan{i}.png")
-    records, _ = read(home, (1, 9, 9))
+    records, _ = read(home, KNOWN)
     assert (len(records.y), records.left_out.records) == (11, 0)
     assert (
         "image of 16 bits without a value above 4,095 of 65,535, 3 records nearly black (3 of class 1)"
@@ -168,7 +170,7 @@ def test_what_lies_beside_train_and_test(home, tmp_path):
     touch(site / "more.zip")
     touch(site / "classes.txt", b"0\n1\n")
     touch(site / "test.txt")
-    records, test = read(site, (1, 9, 9))
+    records, test = read(site, KNOWN)
     assert test is None
     assert lines(records) == [
         "archive .zip, which is not unpacked, 1 file left out, such as more.zip",
@@ -180,7 +182,7 @@ def test_what_lies_beside_train_and_test(home, tmp_path):
 def test_other_tables_beside_train_are_left_out(tmp_path):
     for name in ("train.csv", "ward-b.csv", "train.txt"):
         touch(tmp_path / name, b"a,label\n1,0\n2,1\n")
-    records, _ = read(tmp_path, (1,))
+    records, _ = read(tmp_path, facts("own", "1", 2))
     assert (len(records.y), records.left_out.files) == (2, 2)
 
 
@@ -200,7 +202,7 @@ def test_class_names_with_marks_and_in_either_form(tmp_path, encoding, listed, f
     if encoding.endswith(("le", "be")):
         text = f"\ufeff{text}"
     (tmp_path / "classes.txt").write_bytes(text.encode(encoding))
-    records, _ = read(tmp_path, (1, 9, 9))
+    records, _ = read(tmp_path, KNOWN)
     assert (records.counts(), records.problems) == ({CAFE: 3, "malignant": 3}, ())
 
 
@@ -208,7 +210,7 @@ def test_a_list_with_one_name_in_two_forms_has_duplicates(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "classes.txt").write_text(f"{CAFE}\n{unicodedata.normalize('NFD', CAFE)}\n", "utf-8")
     with pytest.raises(DataError, match="contains duplicate class names"):
-        read(tmp_path, (1, 9, 9))
+        read(tmp_path, KNOWN)
 
 
 def test_a_deployed_client_keeps_a_class_behind_a_byte_order_mark(tmp_path):

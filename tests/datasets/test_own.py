@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+from kit.workbooks import write_xlsx
 from PIL import Image
-from workbooks import write_xlsx
 
 from coterie.datasets import DataError, Declared, Facts, describe, facts, own_federation, own_shard
 from coterie.models import features

@@ -17,8 +17,8 @@ from coterie.datasets import (
     read_table,
     report,
 )
+from coterie.datasets.client_data import first_columns
 from coterie.datasets.fingerprints import fingerprint
-from coterie.datasets.own import first_columns
 from coterie.tasks import task_of
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -211,7 +211,7 @@ def test_images_beside_a_parquet_file_stay_images(tmp_path):
 
 
 def test_the_size_of_all_files_counts(folder, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 100)
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", 100)
     with pytest.raises(DataError, match=r"client-0 unpacks to .* but the limit is 100"):
         read_table(folder, BY)
 

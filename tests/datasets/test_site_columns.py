@@ -216,7 +216,7 @@ def test_a_description_is_part_of_no_contract(tmp_path):
 
 
 def test_a_folder_may_have_two_descriptions(tmp_path):
-    from coterie.datasets.user_files import beside
+    from coterie.datasets.client_data import beside
 
     for stem in ("train", "test"):
         written(tmp_path, *SITES["names and codes"], stem=stem)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, Declared, Facts, describe, facts, local_records, own_federation, own_shard
-from coterie.datasets.own import first_columns
+from coterie.datasets.client_data import first_columns
 from coterie.datasets.tables import columns_text, parse_columns
 from coterie.server import ConfigError, RunConfig
 from coterie.tasks import task_of

@@ -5,7 +5,7 @@ from datetime import date
 
 import numpy as np
 import pytest
-from workbooks import Raw, write_ods, write_xlsx
+from kit.workbooks import Raw, write_ods, write_xlsx
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table, table_excel
 from coterie.tasks import task_of
@@ -226,9 +226,9 @@ def test_a_workbook_unpacks_to_a_limited_size(workbook, monkeypatch):
     with zipfile.ZipFile(path) as archive:
         size = sum(part.file_size for part in archive.infolist())
     assert path.stat().st_size < size
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 4 * size)
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", 4 * size)
     assert len(read_table(path, schema()).y) == 3
     for limit, words in ((size - 1, "unpacks to"), (path.stat().st_size - 1, "holds")):
-        monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 4 * limit)
+        monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", 4 * limit)
         with pytest.raises(DataError, match=f"{words} .* but the limit is"):
             read_table(path, schema())

@@ -292,10 +292,10 @@ def test_chunks_are_put_together(table, monkeypatch):
 
 
 def test_limits_of_size(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 20)
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", 20)
     with pytest.raises(DataError, match="the limit is 5; reduce its size"):
         table("1,70,m,dead")
-    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 300)
+    monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", 300)
     by = schema(('["f", "m"]', str([*"abcdefghijklmnopqrstuvwxyz"])))
     with pytest.raises(DataError, match="has features of 324 bytes"):
         table(*["1,70,m,dead"] * 3, by=by)

@@ -14,7 +14,7 @@ from kit.site_tables import rows_of, settings_on, simulated
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table
-from coterie.datasets.client_records import report
+from coterie.datasets.client_data import report
 from coterie.datasets.own import Declared
 from coterie.fields.plugins import PluginError
 from coterie.fields.settings import ConfigError

@@ -9,7 +9,7 @@ from kit.site_tables import rows_of
 from PIL import Image
 
 from coterie.datasets import DataError, Declared, describe, facts, local_records, report
-from coterie.datasets.own import own_task
+from coterie.datasets.facts import own_task
 from coterie.inference import load
 from coterie.tasks import multi_label
 

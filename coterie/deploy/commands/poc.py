@@ -70,7 +70,7 @@ class _Layout:
 
     def data(self, client: int) -> Path:
         """Data of a client: a folder or a file."""
-        from coterie.datasets.user_files import find
+        from coterie.datasets.client_data import find
         from coterie.site.errors import DeployError
 
         home = Path(self.data_dir) if self.data_dir else self.folder / "data"
@@ -161,7 +161,7 @@ def _prepared(folder: Path, clients: int | None, data_dir: Path | None) -> _Layo
 
 def _counted(folder: Path) -> int:
     """Number of clients with data in a folder: client-0, client-1 and so on; at least 1."""
-    from coterie.datasets.user_files import find
+    from coterie.datasets.client_data import find
 
     number = 0
     while find(folder, f"client-{number}") is not None:

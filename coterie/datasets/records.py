@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,6 @@ from coterie.datasets.units import Units, is_held_out_by
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
-#: Suffixes of workbooks, of all tables, and of all files.
-WORKBOOK_SUFFIXES = (".xlsx", ".xls", ".xlsb", ".ods")
-TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOK_SUFFIXES)
-SUFFIXES = (".npz", *TABLE_SUFFIXES)
-#: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
-MAX_BYTES = 4 * 2**30
 NOT_NUMERIC = "is not a numeric type; use integers or floats"
 
 
@@ -193,30 +186,6 @@ def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
     if len(present) == present[-1] - present[0] + 1:
         return f"classes {present[0]:g}..{present[-1]:g}"
     return "classes " + ", ".join(f"{label:g}" for label in present)
-
-
-def suffix_of(path: Path) -> str:
-    """Return the suffix of a file in lower case, such as `.csv` or `.csv.gz`."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
-
-
-def need_regular(path: Path) -> None:
-    """Reject named pipes and devices: reading from them may never end."""
-    if not path.is_file():
-        raise DataError(f"{path} is not a regular file; replace it by a regular file or a symbolic link to one")
-
-
-def need_at_most(limit: int, size: int, where: str, action: str) -> None:
-    """Reject a size in bytes above a limit."""
-    if size > limit:
-        raise DataError(f"{where} {action} {size:,} bytes, but the limit is {limit:,}; reduce its size")
-
-
-def shortened(message: object) -> str:
-    """Shorten an error message, which may contain parts of the file."""
-    text = str(message)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _are_labels(y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

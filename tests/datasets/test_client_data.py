@@ -12,8 +12,7 @@ from kit.site_tables import AGE, OUTCOME
 from PIL import Image
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
-from coterie.datasets.client_records import EmptySiteError
-from coterie.datasets.user_files import find
+from coterie.datasets.client_data import EmptySiteError, find
 
 SHAPE = (1, 6, 5)
 DECLARED = Declared.of(None, "1x6x5", 2, None)

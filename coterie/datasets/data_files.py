@@ -1,4 +1,4 @@
-"""Files of a data folder that are not read: which of them count, and why they are left out."""
+"""Files of a client's data: their kinds by name and content, limits of size, and an account of those not read."""
 
 from __future__ import annotations
 
@@ -6,16 +6,64 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from coterie.datasets.image_files import IMAGE_SUFFIXES, image_format
 from coterie.datasets.left_out import MAX_EXAMPLES, Loss
-from coterie.datasets.user_records import SUFFIXES, suffix_of
+from coterie.datasets.sources import DataError
 
+#: Suffixes of workbooks, of all tables, and of all files.
+WORKBOOK_SUFFIXES = (".xlsx", ".xls", ".xlsb", ".ods")
+TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz", *WORKBOOK_SUFFIXES)
+SUFFIXES = (".npz", *TABLE_SUFFIXES)
+#: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
+MAX_BYTES = 4 * 2**30
+#: Suffixes of images.
+IMAGE_SUFFIXES = (*(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif"), *(".bmp", ".gif", ".tif", ".tiff", ".webp"))
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 # Files that a system or Coterie writes into folders of data; they hold no records.
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 _SYSTEM_PREFIXES = ("._", "~$", ".coterie-")
 # Files that are counted in a folder that is not read.
 _MAX_COUNTED = 100_000
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file in lower case, such as `.csv` or `.csv.gz`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
+
+
+def need_regular(path: Path) -> None:
+    """Reject named pipes and devices: reading from them may never end."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file; replace it by a regular file or a symbolic link to one")
+
+
+def need_at_most(limit: int, size: int, where: str, action: str) -> None:
+    """Reject a size in bytes above a limit."""
+    if size > limit:
+        raise DataError(f"{where} {action} {size:,} bytes, but the limit is {limit:,}; reduce its size")
+
+
+def shortened(message: object) -> str:
+    """Shorten an error message, which may contain parts of the file."""
+    text = str(message)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def image_format(start: bytes) -> str:
+    """Return the format of a file by its first 16 bytes, as "PNG"; empty if it is not an image."""
+    signatures = (
+        (b"\x89PNG\r\n\x1a\n", "PNG"),
+        (b"\xff\xd8\xff", "JPEG"),
+        (b"GIF87a", "GIF"),
+        (b"GIF89a", "GIF"),
+        (b"II*\0", "TIFF"),
+        (b"MM\0*", "TIFF"),
+    )
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    if start[:2] == b"BM" and start[6:10] == bytes(4):  # four reserved bytes
+        return "BMP"
+    return next((name for signature, name in signatures if start.startswith(signature)), "")
 
 
 def is_image(file: Path) -> bool:

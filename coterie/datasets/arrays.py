@@ -9,19 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.datasets import user_records
+from coterie.datasets import data_files
+from coterie.datasets.data_files import need_at_most, shortened
 from coterie.datasets.left_out import LeftOut, Loss
+from coterie.datasets.records import NOT_NUMERIC, Array, Records, class_counts, is_held_out, sizes_text
 from coterie.datasets.sources import DataError
-from coterie.datasets.user_records import (
-    NOT_NUMERIC,
-    Array,
-    Records,
-    class_counts,
-    is_held_out,
-    need_at_most,
-    shortened,
-    sizes_text,
-)
 from coterie.tasks import Task
 
 _MAX_HEADER_BYTES = 64 * 2**10
@@ -45,7 +37,7 @@ def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tu
             given = {member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")}
             members = {name: f"{name}.npy" for name in (*_TRAIN, *_TEST) if name in given}
             size = sum(_unpacked(archive, member) for member in members.values())
-            need_at_most(user_records.MAX_BYTES, size, str(path), "unpacks to")
+            need_at_most(data_files.MAX_BYTES, size, str(path), "unpacks to")
             arrays = {name: _array(archive, member) for name, member in members.items()}
     except DataError:
         raise

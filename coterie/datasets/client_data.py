@@ -1,4 +1,15 @@
-"""Usable records of one client, and a report of what is left out of its data.
+"""Find a client's data, say of what kind they are, read them, and report what is left out.
+
+A path refers to one of
+
+- an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
+- a text, parquet or spreadsheet table with a column `label`, or `target` for real-valued targets; all other columns are
+  features. With a schema (:mod:`coterie.datasets.schema`), it may have any columns;
+- a folder of `.parquet` files, in itself or in folders `key=value`;
+- a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
+  line. The list keeps class numbers consistent between clients that lack a class;
+- a folder of images with a list `labels.csv`, if a record has several labels, or a real target;
+- a folder with `train` and, for test data, `test`, each in one of these formats.
 
 A report describes private records. It is for the owner of the data alone, and never sent.
 """
@@ -6,31 +17,162 @@ A report describes private records. It is for the owner of the data alone, and n
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.datasets.arrays import read_archive
+from coterie.datasets.data_files import SUFFIXES, TABLE_SUFFIXES, losses_of, need_regular, suffix_of
+from coterie.datasets.facts import Declared, Facts
+from coterie.datasets.image_files import CLASSES, LIST_FILES, read_images
 from coterie.datasets.left_out import LeftOut, unequal_losses
-from coterie.datasets.schema import TableSchema
+from coterie.datasets.records import Records, labels
+from coterie.datasets.schema import SITE_SUFFIX
 from coterie.datasets.sources import DataError
-from coterie.datasets.user_files import read
-from coterie.datasets.user_records import Records, Shape, labels
+from coterie.datasets.table_parquet import is_parquet_folder
+from coterie.datasets.tables import columns_text, table_columns, table_records
 from coterie.files import private_folder, write_atomic
 from coterie.tasks import Task
 
-if TYPE_CHECKING:
-    from coterie.datasets.own import Declared
-
+# Clients of a simulation whose tables may name the columns.
+_FIRST_CLIENTS = 20
 #: Name of the report in the state folder of a deployed client.
 REPORT_FILE = "data-report.json"
 # Problems in a report; their numbers are in its account.
 _MAX_PROBLEMS = 20
 # Reasons why no record is left, in one message.
 _MAX_REASONS = 3
+
+
+def parts(folder: Path) -> list[Path]:
+    """Return the training and test data of a folder; if it has none, the data `client-0` and so on of a simulation."""
+    found = [path for name in ("train", "test") if (path := find(folder, name))]
+    if found:
+        return found
+    clients = {int(name[1]) for entry in folder.iterdir() if (name := re.match(r"client-(\d+)\b", entry.name))}
+    return [path for client in sorted(clients) if (path := find(folder, f"client-{client}"))]
+
+
+def beside(folder: Path, lists: Sequence[str] = ()) -> LeftOut:
+    """Return an account of what lies beside the data of a folder, and names of its list of labels."""
+    used = {folder / name for name in (CLASSES, *lists)}
+    for path in parts(folder):
+        used |= {path, path.with_suffix(SITE_SUFFIX)}
+    others = sorted(entry for entry in folder.iterdir() if entry not in used)
+    return LeftOut.of(loss for entry in others for loss in losses_of(entry, folder))
+
+
+def find(folder: Path, stem: str) -> Path | None:
+    """Find the data named `stem` in a folder; None if there are none.
+
+    Raises:
+        DataError: there are several matches.
+    """
+    paths = [path for suffix in SUFFIXES if (path := folder / f"{stem}{suffix}").exists()]
+    paths += [folder / stem] if (folder / stem).is_dir() else []
+    if len(paths) > 1:
+        raise DataError(f"{folder} contains {' and '.join(path.name for path in paths)}; keep one of them")
+    return paths[0] if paths else None
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is a table: a file, or a folder of parquet files."""
+    return is_parquet_folder(path) or (suffix_of(path) in TABLE_SUFFIXES and not path.is_dir())
+
+
+def first_columns(folder: str | Path | None) -> str:
+    """Return the names of the features of a simulation's tables, as a setting: those of the first client.
+
+    Empty, if the first clients have no table.
+    """
+    if not folder:
+        return ""
+    home = Path(folder).expanduser()
+    for client in range(_FIRST_CLIENTS):
+        with suppress(DataError, OSError):
+            path = find(home, f"client-{client}")
+            path = (find(path, "train") or path) if path is not None and path.is_dir() else path
+            if path is not None:
+                return columns_text(table_columns(path)) if is_table(path) else ""
+    return ""
+
+
+def read(
+    path: Path, known: Facts | None, *, need_targets: bool = True, columns: Sequence[str] | None = None
+) -> tuple[Records, Records | None]:
+    """Read the training records and, if present, the test records.
+
+    Args:
+        path: A file or a folder.
+        known: What the records must be; None only inspects them.
+        need_targets: Whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
+            column, and a folder may hold images without folders of classes.
+        columns: Names of the features of a table without a schema; see `table_records`.
+
+    Raises:
+        DataError: the path does not exist or cannot be read.
+    """
+    root = path.expanduser()
+    try:
+        train, test = (find(root, part) if root.is_dir() else None for part in ("train", "test"))
+        if train is None and test is None:
+            return _read(root, root, known, need_targets, columns)
+        if train is None:
+            raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
+        records = _part(train, root, known, columns)
+        lists = LIST_FILES if known is not None and _listed(known.task) else ()
+        records = replace(records, left_out=records.left_out + beside(root, lists))
+        return records, None if test is None else _part(test, root, known, columns)
+    except OSError as error:
+        raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
+
+
+def _listed(task: Task) -> bool:
+    """Whether a list may say what images have."""
+    return task.real or task.num_cells > 1
+
+
+def _read(
+    path: Path, home: Path, known: Facts | None, need_targets: bool, columns: Sequence[str] | None
+) -> tuple[Records, Records | None]:
+    """Read data of one kind; lists of images may lie in the folder `home`."""
+    schema, task = (None, None) if known is None else (known.schema, known.task)
+    forms = (
+        f"{', '.join(SUFFIXES if schema is None else TABLE_SUFFIXES)}, a folder of .parquet files, a folder of images, "
+        "or a folder of train.* and test.*"
+    )
+    if not path.exists():
+        raise DataError(f"{path} does not exist; supported data: {forms}")
+    if path.is_dir() and not is_parquet_folder(path):
+        shape = None if known is None else known.shape
+        return read_images(path, home, shape, need_targets, task if task and _listed(task) else None), None
+    several = task if task is not None and task.num_cells > 1 else None
+    if is_table(path):
+        if several and schema is None:
+            raise DataError(
+                f"{path}: a table of {several} needs a schema with [labels]: set table-schema (docs/tables.md)"
+            )
+        return table_records(path, need_targets, schema, columns)
+    if suffix_of(path) != ".npz" or schema is not None:
+        raise DataError(f"{path}: unsupported file type {suffix_of(path) or '(no suffix)'}; supported data: {forms}")
+    need_regular(path)
+    return read_archive(path, need_targets, several)
+
+
+def _part(path: Path, home: Path, known: Facts | None, columns: Sequence[str] | None) -> Records:
+    """Read `train` or `test` of the folder `home`."""
+    records, more = _read(path, home, known, True, columns)
+    if more is not None:
+        raise DataError(
+            f"{path} contains x_test and y_test, but {home} has separate test data; keep only one of the two"
+        )
+    return records
 
 
 class EmptySiteError(DataError):
@@ -65,28 +207,13 @@ class Parts(NamedTuple):
         return tuple(dict.fromkeys(self.train.problems + self.test.problems))
 
 
-def usable_records(
-    path: str | Path,
-    shape: Shape,
-    num_classes: int,
-    schema: TableSchema | None,
-    span: tuple[float, float] | None,
-    *,
-    strict: bool,
-    columns: Sequence[str] | None = None,
-    task: Task | None = None,
-) -> Parts:
+def usable_records(path: str | Path, declared: Declared, *, strict: bool) -> Parts:
     """Return training and test records in the run's format.
 
     Args:
-        path: see :mod:`coterie.datasets.own`.
-        shape: see `Records.fitted`.
-        num_classes: see `Records.fitted`.
-        schema: of tables; None: their columns are numbers.
-        span: see `Records.fitted`.
-        strict: whether a record that cannot be used is an error.
-        columns: names of the features of a table without a schema; see `table_records`.
-        task: what models predict; None: classes or real targets.
+        path: See the module.
+        declared: What the records must be.
+        strict: Whether a record that cannot be used is an error.
 
     Returns:
         the records; if none can be tested on, those for training twice.
@@ -95,19 +222,19 @@ def usable_records(
         DataError: the data cannot be read or do not match the run.
         EmptySiteError: ``strict``, and no record is left for training.
     """
-
-    train, test = read(Path(path), shape, schema, columns=columns, task=task)
-    if schema is not None or (task is not None and task.num_cells > 1):
-        train = _with_names(train, schema, task)
-        test = None if test is None else _with_names(test, schema, task)
+    train, test = read(Path(path), declared, columns=declared.columns)
+    if declared.schema is not None or declared.task.num_cells > 1:
+        train = _with_names(train, declared)
+        test = None if test is None else _with_names(test, declared)
     if strict and not len(train.y):
         raise EmptySiteError(_nothing_left(train))
     if strict and (problems := train.problems + (() if test is None or _is_empty(test) else test.problems)):
         raise DataError(problems[0])
     parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     alone = parts.test is parts.train
-    train = parts.train.fitted(shape, num_classes, span)
-    test = train if alone else parts.test.fitted(shape, num_classes, span)
+    fit = declared.shape, declared.task.num_targets, declared.span
+    train = parts.train.fitted(*fit)
+    test = train if alone else parts.test.fitted(*fit)
     if len(train.y) and not len(test.y):
         if not _is_empty(test):
             lost = train.left_out + test.left_out
@@ -123,15 +250,11 @@ def usable_records(
     return parts
 
 
-def _with_names(records: Records, schema: TableSchema | None, task: Task | None) -> Records:
+def _with_names(records: Records, known: Facts) -> Records:
     """Return records with names of labels and of all targets."""
-    task = task if schema is None else schema.task
-    names = records.label_names if schema is None else schema.class_names
-    if task is None:
-        return records
-    if not names:
-        names = tuple(map(str, range(task.num_outputs)))
-    return replace(records, class_names=task.target_names(names), label_names=names)
+    names = records.label_names if known.schema is None else known.schema.class_names
+    names = names or tuple(map(str, range(known.task.num_outputs)))
+    return replace(records, class_names=known.task.target_names(names), label_names=names)
 
 
 def _nothing_left(train: Records) -> str:
@@ -206,7 +329,7 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
     """Report on the local data of a client, as a run reads them.
 
     Args:
-        path: see :mod:`coterie.datasets.own`.
+        path: See the module.
         declared: shape and classes to which the records are fitted; None: records of any shape are inspected.
 
     Raises:
@@ -220,8 +343,7 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
         train, test = read(Path(path), None)
         parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     else:
-        facts = declared.shape, declared.task.num_targets, declared.schema, declared.span
-        parts = usable_records(path, *facts, strict=False, columns=declared.columns or None, task=declared.task)
+        parts = usable_records(path, replace(declared, columns=declared.columns or None), strict=False)
     return _report(str(path), parts, declared.task if declared else None)
 
 
