@@ -1172,6 +1172,27 @@ MUTATIONS = [
         f"{_HOSTILE}::test_the_same_data_in_two_federations_share_one_budget",
     ),
     Mutation(
+        "an open quote joins several records to one that is left out",
+        "coterie/datasets/table_files.py",
+        "if cursor.position - start > 1:",
+        "if cursor.position - start > 2:",
+        "tests/datasets/test_table_files.py::test_a_record_that_cannot_be_read_is_named_by_its_line",
+    ),
+    Mutation(
+        "the memory of a process that reads a workbook has no limit",
+        "coterie/datasets/workbook_reader.py",
+        "resource.setrlimit(resource.RLIMIT_AS, (allowed, most))",
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))",
+        "tests/datasets/test_table_excel.py::test_the_memory_of_the_reader_is_limited",
+    ),
+    Mutation(
+        "cells of a merged range are missing values",
+        "coterie/datasets/workbook_reader.py",
+        "row[j] = row[j] if (i, j) == (first, low) else [first + 1]",
+        "row[j] = row[j]",
+        "tests/datasets/test_table_excel.py::test_merged_cells_are_not_missing_values",
+    ),
+    Mutation(
         "data that do not fit are refused by a deployed client",
         "coterie/datasets/own.py",
         "shard = read(strict=simulated)",

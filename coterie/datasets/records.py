@@ -34,7 +34,6 @@ class Records:  # large: one field per fact about a file
         labelled: whether `y` holds labels; otherwise real-valued targets. None if the file does not specify it.
         problems: the problems of records that were dropped or clamped.
         has_targets: whether the file has labels or targets; otherwise `y` is zero.
-        notes: what a schema drops or clamps by its own rules.
         left_out: account of all that is left out or changed, with and without a rule.
         class_names: names of the classes, or of all distinct targets; empty if they are numbers.
         label_names: names of the labels, of which a record may have several; empty if they are numbers.
@@ -51,7 +50,6 @@ class Records:  # large: one field per fact about a file
     labelled: bool | None
     problems: tuple[str, ...] = ()
     has_targets: bool = True
-    notes: tuple[str, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
     class_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
@@ -63,7 +61,7 @@ class Records:  # large: one field per fact about a file
         if not self.held_out.any():
             return self, self
         train = self._only(~self.held_out)
-        test = replace(self._only(self.held_out), problems=(), notes=(), left_out=LeftOut())
+        test = replace(self._only(self.held_out), problems=(), left_out=LeftOut())
         return train, test
 
     def fitted(self, shape: Shape, num_classes: int, span: tuple[float, float] | None = None) -> Records:

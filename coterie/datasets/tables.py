@@ -344,7 +344,6 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
         labelled=labelled,
         problems=tuple(problems),
         has_targets=table.labelled,
-        notes=tuple(str(finding) for finding in table.findings if finding.expected),
         left_out=LeftOut.of_table(table),
     )
 

@@ -200,6 +200,13 @@ def test_a_damaged_workbook_is_refused(workbook, options, message):
     assert "\n" not in str(raised.value)
 
 
+def test_the_memory_of_the_reader_is_limited(workbook, monkeypatch):
+    monkeypatch.setattr(table_excel, "_MAX_MEMORY", 2**28)
+    far = workbook(change=sheet_part('r="A3"', 'r="Z1000000"'))  # 26 million cells of 32 bytes
+    with pytest.raises(DataError, match="needs more than 268,435,456 bytes of memory"):
+        read_table(far, schema())
+
+
 @pytest.mark.parametrize("name", ["a.xlsx", "a.xls", "a.xlsb", "a.ods"])
 @pytest.mark.parametrize("content", [b"\xd0\xcf\x11\xe0 with a password", b"", b"PK\5\6" + bytes(18)])
 def test_what_is_no_workbook_is_said(tmp_path, name, content):
