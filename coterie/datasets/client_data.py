@@ -103,9 +103,7 @@ def first_columns(folder: str | Path | None) -> str:
     return ""
 
 
-def read(
-    path: Path, known: Facts | None, *, need_targets: bool = True, columns: Sequence[str] | None = None
-) -> tuple[Records, Records | None]:
+def read(path: Path, known: Facts | None, *, need_targets: bool = True) -> tuple[Records, Records | None]:
     """Read the training records and, if present, the test records.
 
     Args:
@@ -113,7 +111,6 @@ def read(
         known: What the records must be; None only inspects them.
         need_targets: Whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
             column, and a folder may hold images without folders of classes.
-        columns: Names of the features of a table without a schema; see `table_records`.
 
     Raises:
         DataError: the path does not exist or cannot be read.
@@ -122,27 +119,27 @@ def read(
     try:
         train, test = (find(root, part) if root.is_dir() else None for part in ("train", "test"))
         if train is None and test is None:
-            return _read(root, root, known, need_targets, columns)
+            return _read(root, root, known, need_targets)
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
-        records = _part(train, root, known, columns)
-        lists = LIST_FILES if known is not None and _listed(known.task) else ()
+        records = _part(train, root, known)
+        lists = () if _listed(known) is None else LIST_FILES
         records = replace(records, left_out=records.left_out + beside(root, lists))
-        return records, None if test is None else _part(test, root, known, columns)
+        return records, None if test is None else _part(test, root, known)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 
 
-def _listed(task: Task) -> bool:
-    """Whether a list may say what images have."""
-    return task.real or task.num_cells > 1
+def _listed(known: Facts | None) -> Task | None:
+    """Return the task if a list may say what images have; otherwise folders are classes."""
+    return known.task if known is not None and (known.task.real or known.task.num_cells > 1) else None
 
 
-def _read(
-    path: Path, home: Path, known: Facts | None, need_targets: bool, columns: Sequence[str] | None
-) -> tuple[Records, Records | None]:
+def _read(path: Path, home: Path, known: Facts | None, need_targets: bool) -> tuple[Records, Records | None]:
     """Read data of one kind; lists of images may lie in the folder `home`."""
-    schema, task = (None, None) if known is None else (known.schema, known.task)
+    shape, schema, columns = (None, None, None) if known is None else (known.shape, known.schema, known.columns)
+    listed = _listed(known)
+    several = None if listed is None or listed.real else listed
     forms = (
         f"{', '.join(SUFFIXES if schema is None else TABLE_SUFFIXES)}, a folder of .parquet files, a folder of images, "
         "or a folder of train.* and test.*"
@@ -150,9 +147,7 @@ def _read(
     if not path.exists():
         raise DataError(f"{path} does not exist; supported data: {forms}")
     if path.is_dir() and not is_parquet_folder(path):
-        shape = None if known is None else known.shape
-        return read_images(path, home, shape, need_targets, task if task and _listed(task) else None), None
-    several = task if task is not None and task.num_cells > 1 else None
+        return read_images(path, home, shape, need_targets, listed), None
     if is_table(path):
         if several and schema is None:
             raise DataError(
@@ -165,9 +160,9 @@ def _read(
     return read_archive(path, need_targets, several)
 
 
-def _part(path: Path, home: Path, known: Facts | None, columns: Sequence[str] | None) -> Records:
+def _part(path: Path, home: Path, known: Facts | None) -> Records:
     """Read `train` or `test` of the folder `home`."""
-    records, more = _read(path, home, known, True, columns)
+    records, more = _read(path, home, known, True)
     if more is not None:
         raise DataError(
             f"{path} contains x_test and y_test, but {home} has separate test data; keep only one of the two"
@@ -222,7 +217,7 @@ def usable_records(path: str | Path, declared: Declared, *, strict: bool) -> Par
         DataError: the data cannot be read or do not match the run.
         EmptySiteError: ``strict``, and no record is left for training.
     """
-    train, test = read(Path(path), declared, columns=declared.columns)
+    train, test = read(Path(path), declared)
     if declared.schema is not None or declared.task.num_cells > 1:
         train = _with_names(train, declared)
         test = None if test is None else _with_names(test, declared)

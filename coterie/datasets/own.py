@@ -289,7 +289,7 @@ def local_records(
         raise DataError(
             f"column {ids!r} cannot name the records: only tables with a schema have columns beside features"
         )
-    records, test = read(Path(path), known, need_targets=False, columns=known.columns or None)
+    records, test = read(Path(path), replace(known, columns=known.columns or None), need_targets=False)
     unused = 0 if test is None else len(test.y)
     if held_out:
         _need_held_out(path, test is not None or bool(records.held_out.any()))
