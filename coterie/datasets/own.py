@@ -275,6 +275,7 @@ def local_records(
         DataError: the file cannot be read, a record does not match ``known``, or none is held out.
 
     Examples:
+        >>> from coterie.datasets import facts
         >>> local_records("patients.csv", facts("own", "2", 2), None).x
         array([[ 63., 233.],
                [ 41., 204.],
