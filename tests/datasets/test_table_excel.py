@@ -5,7 +5,7 @@ from datetime import date
 
 import numpy as np
 import pytest
-from kit.workbooks import Raw, write_ods, write_xlsx
+from kit.workbooks import XLS, Raw, write_ods, write_xlsx
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table, table_excel
 from coterie.tasks import task_of
@@ -65,6 +65,12 @@ def test_a_workbook_is_the_same_table_as_text(workbook, tmp_path):
         np.testing.assert_array_equal(table.x, expected.x)
         np.testing.assert_array_equal(table.y, expected.y)
         assert (table.records, table.findings, table.beside) == (3, (), [])
+
+
+def test_an_xls_file_is_read(tmp_path):
+    (tmp_path / "t.xls").write_bytes(XLS)
+    table = read_table(tmp_path / "t.xls", schema())
+    assert (table.x.tolist(), table.y.tolist(), table.findings) == ([[70, 0, 1], [45.5, 1, 0]], [1, 0], ())
 
 
 def test_rows_before_and_between_records_count_as_in_the_sheet(workbook):

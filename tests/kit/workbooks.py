@@ -1,6 +1,8 @@
-"""Small .xlsx and .ods files, written as XML."""
+"""Small .xlsx and .ods files, written as XML, and an .xls file."""
 
 import zipfile
+import zlib
+from base64 import b64decode
 from datetime import date, datetime
 from xml.sax.saxutils import escape
 
@@ -98,3 +100,18 @@ def write_ods(path, rows, repeated=1):
         body = f"<office:body><office:spreadsheet>{body}</office:spreadsheet></office:body>"
         archive.writestr("content.xml", f"<office:document-content {names}>{body}</office:document-content>")
     return path
+
+
+#: An .xls file by xlwt 1.3.0: age, sex, outcome; 70, m, yes; 45.5, f, no.
+XLS = zlib.decompress(
+    b64decode(
+        "eNrtWE1oE0EU/maTND+06aamQlMooWDV2ot48dKuFTQnS/WiiKBpu4q0zUpawXrQas1REDwpXgq9eKl68Qc96M2DUH8OgiAkevQkKPTQZn3v7W5N"
+        "aw8NaFGZb5k3b97MtzOZ9+Zld18vpMqzDzIVrEEfQqi6cTTU2BSVeNAwQf2uy2pQx6i4Gv8U4jFyZEMET5teRdmH7O8KDNwPvyAJfKJyAucw4BTs"
+        "7CZiv6whr3gNvSQV7pAliTZZVYvIYZFbRN6Tkc9E7hPLdZG9NLasjmPBGuje60fxMaNT+pLg+z4Szgex7EYrXnIUX76hvLER9BfP5sf+zo6OcCPm"
+        "QH7L2QW7mB8rI00OnMN3Nwt8C07q86y2b65dgeyLq+3Rdew3jTAwDfeUBHiJkuubkOfg/iWKRT6QXMiWP2OTnLAvUNs5PznsjNsUCuNkm7InSDtN"
+        "0VtwEpyg5UCbqw50kwR6I8kRNIueknA3KWUv3f369tDQoHVSLNOSxL1Uv41XBxdXmEHkpPSEVmS3MHaJvCp3bRc9IzJNQUp112CrrxyckTHXpLeL"
+        "5tkjeGdtr9F3kF76cvhxR+mztZP0+VzlYnr+vTWLTtqdEeLzNYMe1aNu32I8sYJa+Wnho8i2X1JEzDD9tbv+/1kzlpEQNSXSa/HuqJWW4e8Vs9Ua"
+        "9iUjIbYUMsobr4QdQtBidthnG+uwDWG357zxnmciCFrMZv/1GS14yEMptf1EAhoaGhoaGhoaGhp1QskjrvdAzw+qEf+VIep/11mmUtWfSf5bHIFD"
+        "1yS9mB5AgeoipuqKn62IqOBeaoOc4Hsh4yjNXsQohmQdo3XHL73yqdrfs2Gi+fuOUL3zV+tZ5x+e/wcIT8kX"
+    )
+)
