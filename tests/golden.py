@@ -95,6 +95,7 @@ VARIANTS = {
 
 def cases():
     """Settings of every run by its name."""
+    import coterie.audit.printed  # noqa: F401 - adds the mechanisms of the paper
     from coterie.privacy import MECHANISMS
     from coterie.strategies.registry import STRATEGIES
 
@@ -108,7 +109,7 @@ def cases():
             if unit != "client":
                 found[f"{name}, {unit}"] = settings
                 continue
-            for mechanism in MECHANISMS:
+            for mechanism in [name for name in MECHANISMS if name != "paper-uncharged"]:
                 found[f"{name}, {unit}, {mechanism}"] = {**settings, **_UNDER_CLIENT, "mechanism": mechanism}
     for label, settings in VARIANTS.items():
         name = label.split()[0].rstrip(",")

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism that attacks must break
 from coterie.audit.findings import LOSSES, Finding
 from coterie.privacy import MECHANISMS, Streams
 

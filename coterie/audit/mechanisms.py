@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test, variance_test
+from coterie.audit.printed import Paper
 from coterie.audit.server_view import audit_server
 from coterie.audit.streams import audit_streams
 from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Secure, Streams
 from coterie.privacy.contributions import Contributions
-from coterie.privacy.mechanisms import Paper
 from coterie.privacy.releases import MechanismOutput
 from coterie.privacy.score_histograms import CELLS, ScoreHistogram, number_of_histograms
 

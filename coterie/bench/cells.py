@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanisms of tables, also in worker processes
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.files import FileError
 from coterie.flower.generators import reseed_generators

@@ -50,14 +50,13 @@ def privacy_epsilon(
     clusters: Clusters = None,
     config: Config = None,
     assignments: Assignments = [],  # noqa: B006
-    opacus: Annotated[bool, typer.Option("--opacus", help="Include the accountants of Opacus (slow).")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Compute the privacy cost of a run by every accountant that supports its sampler."""
     options = {"noise-multiplier": noise_multiplier, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
     given = {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters}
     plan = _config(config, assignments, given).plan
-    costs = {f"epsilon_{name}": plan.cost(name) for name in accountants_of(plan.sampler, opacus)}
+    costs = {f"epsilon_{name}": plan.cost(name) for name in accountants_of(plan.sampler)}
     stated = {"delta": plan.delta, "unit": plan.unit, "adjacency": plan.adjacency}
     answer({"epsilon": costs["epsilon_pld"], **costs, **stated}, as_json)
 
@@ -329,8 +328,9 @@ def positive(name: str, value: float | None) -> float:
     return value
 
 
-def accountants_of(sampler: str, opacus: bool) -> list[str]:
-    """Return the accountants that support the sampler. Those of Opacus import torch."""
+def accountants_of(sampler: str) -> list[str]:
+    """Return the accountants whose epsilon certificates may state, if they support the sampler."""
     from coterie.privacy import ACCOUNTANTS
+    from coterie.privacy.accounting import certifies
 
-    return [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and (opacus or not n.startswith("opacus"))]
+    return [name for name, accountant in ACCOUNTANTS.items() if certifies(name) and sampler in accountant.samplers]

@@ -4,15 +4,20 @@ _TIMES = (
     "predict a class, such as an event within 90 days, or write a `loss` of your own for one number for each record "
     "(docs/extending.md, Times until an event)"
 )
+_TABLES = "`coterie bench rr-table1` reproduces the tables of the paper"
 
 #: What to do in place of each: a setting by the last part of its name, or a value as ``setting = value``.
 REMOVED = {
     "[survival]": _TIMES,
+    "accountant = theorem-4.2": f"use pld or rdp; {_TABLES}",
+    "accountant = theorem-4.2-canonne": f"use pld or rdp; {_TABLES}",
     "authority": "ca.crt beside the roster has the authority",
     "choose": "clients choose by the loss, which `loss` changes, also beside a trainer of your own",
     "client-cpus": "use coterie run --engine ray --client-cpus",
     "clip-factor": "adaptive clipping is to half of the median of norms",
     "clip-quantile": "adaptive clipping is to half of the median of norms",
+    "identifier-noise": f"use identifier-share with mechanism = rr-slot; {_TABLES}",
+    "mechanism = paper": f"use rr-slot; {_TABLES}",
     "metrics-host": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
     "metrics-port": "set COTERIE_METRICS=HOST:PORT in the environment of the ServerApp",
     "mlflow-experiment": "set MLFLOW_EXPERIMENT_NAME in the environment",

@@ -1,6 +1,6 @@
 """Events, and the accountants of their cost that certificates use: ``pld``, the default, and ``rdp``.
 
-Both are sound for both samplers and use ``dp-accounting``. Others: :mod:`coterie.privacy.comparisons`.
+Both are sound for both samplers and use ``dp-accounting``.
 dp-accounting and SciPy take seconds to import: they are imported when an accountant composes its first event.
 """
 

@@ -2,17 +2,13 @@
 
 An :class:`~coterie.privacy.accountants.Event` describes a release; an accountant computes its cost:
 
-==================== ============================================================ =========================
-name                 method                                                       samplers
-==================== ============================================================ =========================
-pld                  privacy loss distributions on a grid, rounded up; rdp where  poisson, fixed
-                     that is smaller, as at a tiny delta, and for discrete
-rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed, discrete
-opacus-rdp           the same through Opacus' table of orders                     poisson
-opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
-theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of Theorem A.1   fixed
-theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12   fixed
-==================== ============================================================ =========================
+==== ============================================================ =========================
+name method                                                       samplers
+==== ============================================================ =========================
+pld  privacy loss distributions on a grid, rounded up; rdp where  poisson, fixed
+     that is smaller, as at a tiny delta, and for discrete
+rdp  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed, discrete
+==== ============================================================ =========================
 """
 
 from __future__ import annotations
@@ -35,12 +31,6 @@ from coterie.privacy.accountants import (
     RdpAccountant,
     events_of_a_client,
 )
-from coterie.privacy.comparisons import (
-    OpacusPrvAccountant,
-    OpacusRdpAccountant,
-    TheoremAccountant,
-    TheoremCanonneAccountant,
-)
 
 #: The event of a round without noise at full participation.
 NO_PRIVACY = Event(1.0, 0.0)
@@ -53,15 +43,8 @@ _INTERPOLATIONS = 5
 # Number of equal events up to which each further one is composed; above it, one composition serves about 1 % of them.
 _EVERY_COUNT = 256
 
-#: All accountants by name. The first two are sound: certificates may state their epsilon.
-ACCOUNTANTS: dict[str, type[Accountant]] = {
-    "pld": PldAccountant,
-    "rdp": RdpAccountant,
-    "opacus-rdp": OpacusRdpAccountant,
-    "opacus-prv": OpacusPrvAccountant,
-    "theorem-4.2": TheoremAccountant,
-    "theorem-4.2-canonne": TheoremCanonneAccountant,
-}
+#: Accountants by name. Certificates may state the epsilon of these two; others are for comparison and added elsewhere.
+ACCOUNTANTS: dict[str, type[Accountant]] = {"pld": PldAccountant, "rdp": RdpAccountant}
 
 
 def make_accountant(name: str) -> Accountant:
@@ -78,7 +61,7 @@ def make_accountant(name: str) -> Accountant:
 def accountant_title(name: str) -> str:
     """Return accountant and version, as stated in a certificate."""
     source = ACCOUNTANTS[name].source
-    return f"{source} {version(source)}, {name.upper()}" if source in ("dp-accounting", "opacus") else source
+    return f"{source} {version(source)}, {name.upper()}" if source == Accountant.source else source
 
 
 def certifies(accountant: str) -> bool:

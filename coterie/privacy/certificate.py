@@ -372,6 +372,5 @@ def _profiles(header: Mapping[str, Any], plan: Guarantee, charges: Sequence[Mapp
 
 
 def _accountants(plan: Guarantee) -> list[str]:
-    """Return the plan's accountant, then the others that are valid for it; without those of Opacus (slow)."""
-    others = [name for name in ACCOUNTANTS if name in plan.accountants and not name.startswith("opacus")]
-    return list(dict.fromkeys([plan.accountant, *others]))
+    """Return the plan's accountant, then the others that are valid for it."""
+    return list(dict.fromkeys([plan.accountant, *(name for name in ACCOUNTANTS if name in plan.accountants)]))

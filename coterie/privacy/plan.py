@@ -66,7 +66,6 @@ class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     histogram_classes: int
     accountant: str
     identifiers: str
-    identifier_noise: float
     participation: str
     min_separation: int
     dropout: float

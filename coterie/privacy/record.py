@@ -111,7 +111,6 @@ class RecordPlan(Guarantee):  # large: one field per number of a plan
     unit: ClassVar[str] = "record"
     adjacency: ClassVar[str] = "add/remove one record of one client, at a fixed public number of its records"
     sampler: ClassVar[str] = "poisson"
-    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
 
     def __post_init__(self) -> None:
         super().__post_init__()

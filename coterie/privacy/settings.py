@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
 from coterie.fields.settings import Settings, setting
-from coterie.privacy.accounting import ACCOUNTANTS
-from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
+from coterie.privacy.accounting import ACCOUNTANTS, certifies
+from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, PLANS, WEIGHTS
 from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS
 
@@ -26,11 +26,17 @@ class PrivacySettings(Settings):  # large: one field per setting
         "what the guarantee protects: all data of a client (the server adds noise), one record (the client does)",
         choices=("client", "record", "none"),
     )
-    mechanism: str = setting("joint", "mechanism of client-level privacy", choices=sorted(MECHANISMS))
+    mechanism: str = setting(
+        "joint",
+        "mechanism of client-level privacy",
+        allowed=", ".join(sorted(name for name in MECHANISMS if not PLANS[name].flaws)),
+        check=MECHANISMS.__contains__,  # also those that coterie.audit adds
+    )
     accountant: str | None = setting(
         None,
-        "accountant of epsilon; auto: pld, and theorem-4.2 for the mechanism paper",
-        choices=sorted(name for name in ACCOUNTANTS if not name.startswith("opacus")),
+        "accountant of epsilon; auto: pld",
+        allowed=", ".join(filter(certifies, ACCOUNTANTS)),
+        check=ACCOUNTANTS.__contains__,
     )
     epsilon: float = setting(8.0, "privacy budget", within=EPSILON)
     delta: float | None = setting(
@@ -69,13 +75,6 @@ class PrivacySettings(Settings):  # large: one field per setting
         "is 0, or 0.2 with identifiers",
         above=0,
         below=1,
-    )
-    identifier_noise: float = setting(
-        0.0,
-        "fixed noise on identifiers, not charged (Appendix C of the paper has 1); 0: charged",
-        at_least=0,
-        at_most=1e4,
-        only=("privacy.mechanism", ("paper",)),
     )
     identifiers: str = setting(
         "gaussian", "noise on labels", choices=("gaussian", "exponential"), only=("privacy.mechanism", ("rr-slot",))

@@ -90,7 +90,6 @@ _OFF: dict[str, Any] = {
     "rebalance-min": 0,
     "reseed-every": 0,
     "lr-decay": 1,
-    "identifier-noise": 0,
     "profiles": "",
     "table-schema": "",
     "columns": "",

@@ -165,7 +165,6 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         numbers["accountant"] = privacy.accountant
     options = {
         "identifiers": privacy.identifiers,
-        "identifier_noise": _uncharged(config),
         "participation": privacy.participation,
         "min_separation": privacy.min_separation,
         "dropout": privacy.dropout,
@@ -205,7 +204,7 @@ def _rebalance_min(config: RunConfig) -> float:
 def _identifier_share(config: RunConfig) -> float:
     """Return the share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
-    if not sizes_until(config) or _uncharged(config):
+    if not sizes_until(config):
         return 0.0
     if privacy.identifier_share is not None:
         return privacy.identifier_share
@@ -220,12 +219,6 @@ def sizes_until(config: RunConfig) -> float:
     if config.searches:
         return model_search.last(config.run.rounds)
     return config.reseeding.last(config.run.rounds) if config.reseeding else 0
-
-
-def _uncharged(config: RunConfig) -> float:
-    """Return the noise on identifiers outside the budget."""
-    used = "identifier_noise" in PLANS[config.privacy.mechanism].options and config.models > 1
-    return config.privacy.identifier_noise if used else 0.0
 
 
 def _evaluations(config: RunConfig) -> int:

@@ -40,7 +40,6 @@ MECHANISMS = {
     "joint, adaptive norm": {"mechanism": "joint", "clipping": "adaptive"},
     "banded": {"mechanism": "banded", "rounds": 2, "sampling-rate": 0.5},
     "rr-slot": {"mechanism": "rr-slot"},
-    "paper": {"mechanism": "paper"},
     "secure": {"mechanism": "secure", "dropout": 0},
     "secure, adaptive norm": {"mechanism": "secure", "dropout": 0, "clipping": "adaptive"},
 }

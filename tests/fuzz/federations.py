@@ -56,7 +56,7 @@ _BASE = {
 _NONE = {"privacy-unit": "none"}
 _NOISE = {"noise-multiplier": 0.5, "epsilon": 1e9, "delta": 0.01, "accountant": "rdp"}
 _CLIENT = {**_NOISE, "privacy-unit": "client", "clip-norm": 0.3, "divisor": "fixed"}
-_RR_SLOT, _PAPER = {**_CLIENT, "mechanism": "rr-slot"}, {**_CLIENT, "mechanism": "paper", "accountant": "auto"}
+_RR_SLOT = {**_CLIENT, "mechanism": "rr-slot"}
 _RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
 _ONE, _CHAIN = {"clusters": 1}, {"model": "kit.toys:chain", "clusters": 1}
 _BLOBS = {
@@ -89,7 +89,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ifca rebalancing": {**_NONE, "rebalance-min": 2, "divisor": "released"},
     "ifca joint": {**_CLIENT, "rebalance-min": 2},
     "ifca rr-slot": _RR_SLOT,
-    "ifca paper": _PAPER,
     "rr-cluster": {**_NONE, "base": "fesem"},
     "fesem": _NONE,
     "fesem joint": _CLIENT,

@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from opacus import PrivacyEngine
 from torch.utils.data import DataLoader
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.client.budget import BUDGET_FILE
 from coterie.fields import Bounds
 from coterie.guard import REFUSAL, Guard, certificate

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from kit import sealed
 from kit.commands import assert_refused, document, tree
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.certificate import COMPOSED, attacker_right

@@ -13,6 +13,7 @@ from kit import sealed
 from kit.commands import document
 from kit.forging import rewrite_ledger
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import PLANS, Banded
 from coterie.report.handover import verify
 from coterie.server.checkpoints import tensor_content

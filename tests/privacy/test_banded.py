@@ -14,6 +14,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import (
     Banded,
     Event,

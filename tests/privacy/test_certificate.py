@@ -9,13 +9,13 @@ from statistics import NormalDist
 
 import pytest
 
+from coterie.audit.printed import Paper
 from coterie.privacy import (
     PLANS,
     Event,
     Joint,
     Ledger,
     NoPrivacy,
-    Paper,
     RecordPlan,
     RRSlot,
     certificate,
@@ -106,12 +106,21 @@ OUTSIDE = [
     ("secure", {"sampling_rate": 0.2, "corrupt": 2}, [ATTENDANCE, *SECURE]),
     ("rr-slot", {"rebalance_min": 4}, [WHO, SERVER]),
     ("paper", {"rebalance_min": 4, "epsilon": 8.0}, [WHO, SERVER]),
+    ("paper-uncharged", {"rebalance_min": 4, "epsilon": 8.0, "identifier_share": 0.0}, [WHO, SERVER]),
     ("dp-sgd", {}, RECORDS),
     ("dp-sgd", {"batch_size": 600}, RECORDS),
     ("dp-sgd", {"selection": "gumbel", "selections": 9}, RECORDS),
 ]
 #: Theorems behind the guarantee of each mechanism, and in which heading of docs/privacy.md each is.
-THEOREMS = {"joint": (1,), "banded": (1, 4), "secure": (1, 9), "rr-slot": (2,), "paper": (2,), "dp-sgd": (3,)}
+THEOREMS = {
+    "joint": (1,),
+    "banded": (1, 4),
+    "secure": (1, 9),
+    "rr-slot": (2,),
+    "paper": (2,),
+    "paper-uncharged": (2,),
+    "dp-sgd": (3,),
+}
 BEFORE = {4: {1: {1, 2, 3, 4}}, 9: {1: {1, 2, 3, 4}}}  # "Assume conditions 1 to 4 of Theorem 1, and that"
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import comb, logsumexp
 
-from coterie.privacy import Event, Paper, RRSlot, epsilon
+from coterie.audit.printed import Paper
+from coterie.privacy import Event, RRSlot, epsilon
 from coterie.privacy.accountants import gaussian_delta
 
 NUMBERS = {"sampling_rate": 1.0, "rounds": 1, "clip_norm": 1.0, "epsilon": math.inf, "delta": 1e-5}

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import (
     BudgetError,
     ClientLedger,

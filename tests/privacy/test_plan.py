@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie.audit.printed import Paper, PaperUncharged
 from coterie.privacy import (
     PLANS,
     Banded,
     Joint,
     LedgerError,
     NoPrivacy,
-    Paper,
     PrivacyError,
     RecordLevel,
     RecordPlan,
@@ -351,7 +351,7 @@ def test_terms_say_everything(kind):
     p = (
         NoPrivacy(clients=9, num_clusters=3, sampling_rate=0.5, rounds=2)
         if kind is NoPrivacy
-        else plan(kind, noise=1.3)
+        else plan(kind, noise=1.3, share=kind.default_identifier_share)
     )
     assert plan_from_terms(p.terms()) == p
     assert not [value for value in p.terms().values() if value == math.inf]
@@ -452,20 +452,20 @@ def test_a_shared_block_is_noised_once_at_the_scale_of_a_cluster_s():
 def test_the_paper_s_identifiers_can_be_left_uncharged_and_the_certificate_says_so():
     numbers = {"clients": 1000, "num_clusters": 4, "sampling_rate": 0.1, "rounds": 100, "clip_norm": 0.3, "delta": 1e-3}
     charged = Paper.calibrated(epsilon=8.0, identifier_share=0.2, **numbers)
-    uncharged = Paper.calibrated(epsilon=8.0, identifier_share=0.0, identifier_noise=1.0, **numbers)
+    uncharged = PaperUncharged.calibrated(epsilon=8.0, **numbers)
     assert uncharged.noise_multiplier_counts == 1.0
     assert uncharged.noise_multiplier_updates == uncharged.noise_multiplier == charged.noise_multiplier
     assert charged.noise_multiplier_counts > 2.9  # what a share of the budget buys
     extra = set(uncharged.statement.reasons) - set(charged.statement.reasons)
-    assert extra == {"identifiers have noise of deviation 1 that is outside the budget"}
+    assert extra == {"identifiers have noise of deviation 1 outside the budget"}
     assert plan_from_terms(uncharged.terms()) == uncharged
     contributions = uncharged.contributions(1, draws=2000)
     for slot in range(100):
         contributions.add(slot, 2, 0, [0.0])
     drawn = uncharged.perturb(contributions, *(np.random.default_rng(i) for i in (0, 1)), np.eye(4))
     assert np.std(drawn.scores - [0, 0, 1, 0]) == pytest.approx(1, rel=0.01)
-    with pytest.raises(PrivacyError, match="requires identifier-share = 0"):
-        Paper.calibrated(epsilon=8.0, identifier_share=0.2, identifier_noise=1.0, **numbers)
+    with pytest.raises(PrivacyError, match=r"set identifier-share to 0, not 0\.2"):
+        PaperUncharged.calibrated(epsilon=8.0, identifier_share=0.2, **numbers)
 
 
 def test_logs_show_what_is_no_default_and_one_of_many_plans():

@@ -8,10 +8,12 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from coterie.audit.comparisons import TheoremAccountant
+from coterie.audit.printed import large_members
 from coterie.privacy import Event, PrivacyError, calibrate, clip, composed, epsilon, redraw_matrix
 from coterie.privacy.clipping import clip_to_unit
-from coterie.privacy.comparisons import TheoremAccountant
 from coterie.privacy.mechanisms import Joint, RRSlot, move_members
+from coterie.privacy.mechanisms.rebalancing import surplus_members
 
 # Derandomised: these tests find the same inputs every time, so none of them is flaky.
 usual = settings(derandomize=True, deadline=None, database=None)
@@ -244,11 +246,11 @@ def counts(labels, num_clusters):
     return np.array([(labels == j).sum() for j in range(num_clusters)])
 
 
-def moves(partition, minimum, seed, protected):
+def moves(partition, minimum, seed, movable):
     """(before, after, sizes before, sizes after, who moved) of every draw, checked for what any move obeys."""
     num_clusters, labels = partition
     original = labels.copy()
-    moved = move_members(labels, num_clusters, minimum, np.random.default_rng(seed), protected=protected)
+    moved = move_members(labels, num_clusters, minimum, np.random.default_rng(seed), movable=movable)
     np.testing.assert_array_equal(labels, original)
     assert moved.shape == labels.shape
     for before, after in zip(labels, moved, strict=True):
@@ -272,7 +274,7 @@ def moves(partition, minimum, seed, protected):
 @many
 def test_protected_moves_take_surplus_alone(partition, minimum, seed):
     num_clusters = partition[0]
-    for old, new, went in moves(partition, minimum, seed, protected=True):
+    for old, new, went in moves(partition, minimum, seed, movable=surplus_members):
         large = old >= minimum
         assert (new[large] >= minimum).all()
         surplus, missing = np.maximum(old - minimum, 0).sum(), np.maximum(minimum - old, 0).sum()
@@ -284,20 +286,20 @@ def test_protected_moves_take_surplus_alone(partition, minimum, seed):
 @given(partition=partitions(), minimum=st.integers(1, 12), seed=st.integers(0, 2**32))
 @many
 def test_as_printed_anybody_in_a_cluster_of_b_may_be_drawn(partition, minimum, seed):
-    for old, _, went in moves(partition, minimum, seed, protected=False):
+    for old, _, went in moves(partition, minimum, seed, movable=large_members):
         pool, missing = old[old >= minimum].sum(), np.maximum(minimum - old, 0).sum()
         assert went.sum() == min(pool, missing)
 
 
-@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize("movable", [surplus_members, large_members])
 @given(partition=partitions(), minimum=st.integers(1, 12), seed=st.integers(0, 2**32), coins=st.randoms())
 @settings(usual, max_examples=100)
-def test_moves_follow_from_labels_and_coins(protected, partition, minimum, seed, coins):
+def test_moves_follow_from_labels_and_coins(movable, partition, minimum, seed, coins):
     """Two worlds with the same noisy labels and coins have the same partition: the lemma of rr-slot needs it."""
     num_clusters, labels = partition
 
     def run(labels):
-        return move_members(labels, num_clusters, minimum, np.random.default_rng(seed), protected=protected)
+        return move_members(labels, num_clusters, minimum, np.random.default_rng(seed), movable=movable)
 
     np.testing.assert_array_equal(run(labels), run(labels.copy()))
     # What happens in one draw does not depend on another draw's labels.

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from coterie.privacy.mechanisms import move_members, redraw_matrix
+from coterie.audit.printed import large_members
+from coterie.privacy.mechanisms.rebalancing import move_members, redraw_matrix, surplus_members
 
 
 def test_by_hand():
@@ -37,14 +38,14 @@ def test_nobody_moves_without_need(histogram, minimum):
     np.testing.assert_array_equal(redraw_matrix(histogram, minimum), np.eye(len(histogram)))
 
 
-def moved(labels, minimum, protected, draws=2000):
+def moved(labels, minimum, movable, draws=2000):
     rows = np.broadcast_to(np.array(labels), (draws, len(labels)))
-    return move_members(rows, max(labels) + 1, minimum, np.random.default_rng(0), protected=protected)
+    return move_members(rows, max(labels) + 1, minimum, np.random.default_rng(0), movable=movable)
 
 
 def test_surplus_fills_the_gap_and_everyone_in_it_is_as_likely_to_go():
     labels = [0] * 6 + [1] * 5 + [2] * 1 + [-1]  # B = 3: surplus 3 and 2, gap 2
-    after = moved(labels, 3, protected=True)
+    after = moved(labels, 3, movable=surplus_members)
     sizes = [(after == j).sum(axis=1) for j in range(3)]
     assert (sizes[0] >= 3).all()
     assert (sizes[1] >= 3).all()
@@ -58,14 +59,14 @@ def test_surplus_fills_the_gap_and_everyone_in_it_is_as_likely_to_go():
 
 def test_as_printed_donors_are_drawn_below_b():
     labels = [0] * 3 + [1] * 1  # B = 2: the pool is all of cluster 0
-    assert (np.sort(moved(labels, 2, protected=False), axis=1) == [0, 0, 1, 1]).all()
-    donors_at_b = moved([0] * 2 + [1] * 2 + [2] * 0 + [3] * 2, 2, protected=False)
+    assert (np.sort(moved(labels, 2, movable=large_members), axis=1) == [0, 0, 1, 1]).all()
+    donors_at_b = moved([0] * 2 + [1] * 2 + [2] * 0 + [3] * 2, 2, movable=large_members)
     assert ((donors_at_b == 2).sum(axis=1) == 2).all()
     assert ((donors_at_b == 0).sum(axis=1) < 2).any()
-    protected = moved([0] * 2 + [1] * 2 + [3] * 2, 2, protected=True)
+    protected = moved([0] * 2 + [1] * 2 + [3] * 2, 2, movable=surplus_members)
     assert (protected == [0, 0, 1, 1, 3, 3]).all()  # nobody above B: nobody goes
 
 
 def test_no_minimum_moves_nobody():
     labels = np.array([[0, 0, 1]])
-    assert move_members(labels, 2, 0, np.random.default_rng(0), protected=True) is labels
+    assert move_members(labels, 2, 0, np.random.default_rng(0)) is labels

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import Ledger, PrivacyError, RecordPlan, certificate, epsilon, read_ledger
 from coterie.privacy.check import check
 

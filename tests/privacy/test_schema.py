@@ -8,6 +8,7 @@ from importlib.resources import files
 import jsonschema
 import pytest
 
+from coterie.audit.printed import Paper
 from coterie.privacy import (
     PLANS,
     Banded,
@@ -15,7 +16,6 @@ from coterie.privacy import (
     Joint,
     Ledger,
     NoPrivacy,
-    Paper,
     RecordPlan,
     RRSlot,
     Secure,
@@ -175,13 +175,6 @@ def test_records(selection, certified):
     assert [each["num_examples"] for each in record["profiles"]] == [600]
     assert len(record["charged"]) == (3 if selection == "gumbel" else 2)
     assert any("selection exact" in reason for reason in record["reasons"]) is not certified
-
-
-def test_records_counted_by_opacus():
-    plan = RecordPlan(**RECORD, noise_multiplier=1.0, accountant="opacus-rdp")
-    record = valid(run(plan, []))
-    assert record["accountant"].startswith("opacus ")
-    assert record["certified"] is False  # dp-accounting's stand on certificates
 
 
 def test_a_run_above_its_budget(joint):

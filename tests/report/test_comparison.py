@@ -197,7 +197,7 @@ def test_conditions_are_of_settings():
             {"epsilon", "delta", "clip-norm", "mechanism", "accountant"},
         ),
         (of(strategy="fedavg"), {"epsilon"}, {"clusters", "reseed-every", "rebalance-min", "rebalance-train"}),
-        (of(mechanism="rr-slot"), {"identifiers"}, {"identifier-noise"}),
+        (of(mechanism="rr-slot"), {"identifiers"}, {"participation"}),
         (of(), {"clipping"}, {"participation", "min-separation"}),
         (of(clipping="adaptive"), {"clipping"}, {"clip-norm"}),
         (of(mechanism="banded"), {"participation", "min-separation"}, {"identifiers"}),
@@ -238,7 +238,6 @@ def test_only_settings_with_an_effect_are_used(config, used, unused):
 
 CONFIGURATIONS = [
     {},
-    {"mechanism": "paper"},
     {"mechanism": "rr-slot"},
     {"mechanism": "banded"},
     {"clipping": "adaptive"},

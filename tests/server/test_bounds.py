@@ -20,7 +20,6 @@ NUMBERS = [each for each in SETTINGS.values() if each.kind in (int, float)]
 RECORD = {"privacy-unit": "record", "samples-per-client": 40, "clients": 12, "groups": "2"}
 # Settings whose allowed values depend on others, with a configuration that allows the extremes of their bounds.
 NEEDED = {
-    "privacy.identifier-noise": {"mechanism": "paper"},
     "aggregation.byzantine-share": {"aggregator": "trimmed-mean", "privacy-unit": "none"},
     "aggregation.rebalance-min": {"clusters": 1, "clients": 12, "groups": "1"},
     "lcfl.proximal-mu": {"cluster-optimizer": "fedprox"},

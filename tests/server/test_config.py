@@ -69,7 +69,7 @@ def test_all_clients_take_part_where_that_is_affordable():
     assert rate() == rate(clients=5000) == rate(strategy="fedavg") == 1
     assert rate(clients=50_000) == rate(clients=50_000, sampling_rate="auto") == 0.1
     assert rate(sampling_rate=0.3) == 0.3
-    for mechanism in ("banded", "rr-slot", "paper"):  # these take turns, or need the amplification
+    for mechanism in ("banded", "rr-slot"):  # these take turns, or need the amplification
         assert rate(mechanism=mechanism) == 0.2
     assert rate(privacy_unit="none") == 0.2
     assert rate(strategy="fedavg", privacy_unit="record", samples_per_client=90) == 1
@@ -303,12 +303,11 @@ def test_a_stored_configuration_is_read_without_the_settings_of_other_methods():
     assert config.options == FedProxSettings(proximal_mu=0.3)
 
 
-@pytest.mark.parametrize(("mechanism", "share", "accountant"), [("rr-slot", 0.2, "pld"), ("paper", 0.2, "theorem-4.2")])
-def test_other_mechanisms_have_their_own_usual_numbers(mechanism, share, accountant):
-    plan = RunConfig({"mechanism": mechanism, "epsilon": 100, "rounds": 3}).plan
-    assert (plan.mechanism, plan.identifier_share, plan.accountant) == (mechanism, share, accountant)
+def test_other_mechanisms_have_their_own_usual_numbers():
+    plan = RunConfig({"mechanism": "rr-slot", "epsilon": 100, "rounds": 3}).plan
+    assert (plan.mechanism, plan.identifier_share, plan.accountant) == ("rr-slot", 0.2, "pld")
     assert plan.divisor == "released"
-    alone = RunConfig({"mechanism": mechanism, "strategy": "fedavg", "epsilon": 100, "rounds": 3}).plan
+    alone = RunConfig({"mechanism": "rr-slot", "strategy": "fedavg", "epsilon": 100, "rounds": 3}).plan
     assert alone.identifier_share == 0.0  # one model: no labels
 
 
@@ -427,7 +426,7 @@ def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, leas
 FAILS = "a run without them fails"
 
 
-@pytest.mark.parametrize("wrong", [{"privacy-unit": "none"}, {"mechanism": "paper"}, {"seed": 0}], ids=str)
+@pytest.mark.parametrize("wrong", [{"privacy-unit": "none"}, {"seed": 0}], ids=str)
 def test_a_shared_budget_is_for_runs_that_are_certified_at_client_level(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"budget-file with {name} = .*change {name}"):
@@ -516,7 +515,6 @@ def test_clients_may_have_terms_of_their_own():
         ({"privacy-unit": "client"}, "rc-dpfl supports privacy-unit record or none"),  # said, so not replaced
         ({"strategy": "oracle", "clusters": 0}, "oracle does not determine the number of clusters"),
         ({"selection": "loud"}, "must be gumbel, exact"),
-        ({"accountant": "theorem-4.2"}, "the accountant of mechanism dp-sgd must be one of pld, rdp"),
     ],
 )
 def test_what_record_level_cannot_do_is_refused(wrong, complaint):

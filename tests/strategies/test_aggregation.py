@@ -13,7 +13,7 @@ from kit.toys import UP
 from scipy.stats import trim_mean
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
 
-from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
+from coterie.privacy import Joint, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
 from coterie.rounds import aggregation
 from coterie.rounds.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
 from coterie.server import ConfigError, RunConfig
@@ -248,7 +248,7 @@ AT_CLIENT_LEVEL = r"aggregator = {} requires privacy-unit record or none: .*sum,
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@pytest.mark.parametrize("mechanism", [Joint, RRSlot, Paper])
+@pytest.mark.parametrize("mechanism", [Joint, RRSlot])
 def test_client_level_sums_take_no_other_aggregator(name, mechanism):
     with pytest.raises(StrategyError, match=AT_CLIENT_LEVEL.format(name)):
         FedAvg(private(mechanism=mechanism), aggregator=Aggregator(name))

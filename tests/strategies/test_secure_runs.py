@@ -86,7 +86,6 @@ def test_large_federations_take_turns():
         ({"mechanism": "joint", "dropout": 0.1}, "only with secure"),
         ({"dropout": 0.4}, "dropout"),
         ({"sampling-rate": 0.005, "rounds": 80}, "exceeds the number of rounds"),
-        ({"accountant": "theorem-4.2"}, "accountant of mechanism secure"),
     ],
 )
 def test_what_it_does_not_support_is_refused_before_the_run(settings, problem):

@@ -28,7 +28,7 @@ Lines 5 to 9 of the clients and line 13 of Algorithm 1 belong to a method (strat
 This file has the server's part, twice, and a third form of line 10 for the joint mechanism.
 
 ===========================  ===============================  =======================================================
-line                         as printed: :class:`Paper`       as repaired: :class:`RRSlot`
+line                         as printed                       as repaired: :class:`RRSlot`
 ===========================  ===============================  =======================================================
 A1 4, cohort                 qM clients                       m = qM slots of all M clients, reachable or not; a
                                                               missing reply has no identifier and an update of zero
@@ -36,7 +36,7 @@ A2 10, identifiers           N(0, sigma_s^2), charged at      charged at sensiti
                              sensitivity 1                    one-hots; or the exponential mechanism on the label
 A2 11, groups                of the clients that replied      of all slots
 A2 12, 13, donors            every member of a group of at    members beyond B alone, so that no donor becomes small
-                             least B (:func:`large_members`)  (:func:`surplus_members`)
+                             least B                          (:func:`surplus_members`)
 A1 12, noise                 (2C)^2 sigma_theta^2             the same
 A1 12, divisor               |S_j| after the moves            max(|S_j|, 1) after the moves, of slots; or qM / k
 ===========================  ===============================  =======================================================
@@ -47,11 +47,11 @@ of one slot therefore have the same partition, and one block of the sums moves b
     mu^2 = 2 / sigma_s^2 + 1 / sigma_theta^2
 
 a round is a Gaussian pair of shift mu, amplified by sampling without replacement. Cohort and ~s are never published.
-Theorem 2 and its proof: docs/privacy.md. As printed, the claim is Theorem 4.2 with Theorem A.1; :attr:`Paper.flaws`
-lists what breaks it, with counterexamples in docs/privacy.md and attacks in ``coterie audit --mechanism paper``.
+Theorem 2 and its proof: docs/privacy.md. The form as printed is for the paper's tables alone and never certified
+(coterie/audit/printed.py).
 
 Deviations from the paper
-- :class:`Paper` reproduces its tables and is never certified; :class:`RRSlot` is certified.
+- :class:`RRSlot` is the right column.
 - The default mechanism, ``joint``, has no per-client identifiers. There line 10 of Algorithm 1 is
   :func:`redraw_matrix`: every client redraws its own label from a row of a matrix of released histograms, which
   couples no clients and costs nothing.
@@ -61,8 +61,9 @@ Deviations from the paper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +76,10 @@ from coterie.privacy.preconditions import SLOTS, Precondition
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
 from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
-from coterie.privacy.statement import Statement
 
 BoolArray = npt.NDArray[np.bool_]
+#: Tells by labels, sizes, B and coins which members may be moved.
+Movable: TypeAlias = Callable[[IntArray, IntArray, int, np.random.Generator], BoolArray]
 
 #: Ways to make identifiers noisy.
 IDENTIFIERS = ("gaussian", "exponential")
@@ -118,8 +120,17 @@ def redraw_matrix(histogram: npt.ArrayLike, minimum: float) -> FloatArray:
     return matrix
 
 
+def surplus_members(labels: IntArray, sizes: IntArray, minimum: int, rng: np.random.Generator) -> BoolArray:
+    """Return (draws, m) whether a member may be moved, as repaired: ``minimum`` random members of its cluster stay."""
+    ranks = _ranks(labels + rng.random(labels.shape))  # sorted by label, in random order within a cluster
+    absent = (labels < 0).sum(axis=1, keepdims=True)
+    begin = absent + np.cumsum(sizes, axis=1) - sizes
+    ranks -= np.take_along_axis(begin, np.maximum(labels, 0), axis=1)
+    return np.asarray((labels >= 0) & (ranks >= minimum))
+
+
 def move_members(
-    labels: IntArray, num_clusters: int, minimum: int, rng: np.random.Generator, *, protected: bool
+    labels: IntArray, num_clusters: int, minimum: int, rng: np.random.Generator, *, movable: Movable = surplus_members
 ) -> IntArray:
     """Fill clusters below ``minimum`` with members of large clusters, drawn uniformly at random.
 
@@ -130,7 +141,7 @@ def move_members(
         num_clusters: k.
         minimum: B; 0 moves no client.
         rng: the coins.
-        protected: move members as repaired (:func:`surplus_members`) or as printed (:func:`large_members`).
+        movable: tells which members may be moved.
 
     Returns:
         (draws, m) clusters after the moves.
@@ -139,28 +150,13 @@ def move_members(
         return labels
     sizes = (labels[..., None] == np.arange(num_clusters)).sum(axis=1)  # (draws, k)
     missing = np.maximum(minimum - sizes, 0)
-    movable = surplus_members(labels, sizes, minimum, rng) if protected else large_members(labels, sizes, minimum)
+    may_move = movable(labels, sizes, minimum, rng)
     # line 13: in random order, the first ones fill the first cluster's gap, the next the second's, ...
-    rank = _ranks(np.where(movable, rng.random(labels.shape), np.inf))
+    rank = _ranks(np.where(may_move, rng.random(labels.shape), np.inf))
     ends = np.cumsum(missing, axis=1)
-    taken = movable & (rank < ends[:, -1:])
+    taken = may_move & (rank < ends[:, -1:])
     target = (rank[..., None] >= ends[:, None, :]).sum(axis=-1)
     return np.where(taken, np.minimum(target, num_clusters - 1), labels)
-
-
-def large_members(labels: IntArray, sizes: IntArray, minimum: int) -> BoolArray:
-    """Return (draws, m) whether a member may be moved, as printed: its cluster has at least ``minimum`` (line 12)."""
-    large = np.take_along_axis(sizes >= minimum, np.maximum(labels, 0), axis=1)
-    return np.asarray((labels >= 0) & large)
-
-
-def surplus_members(labels: IntArray, sizes: IntArray, minimum: int, rng: np.random.Generator) -> BoolArray:
-    """Return (draws, m) whether a member may be moved, as repaired: ``minimum`` random members of its cluster stay."""
-    ranks = _ranks(labels + rng.random(labels.shape))  # sorted by label, in random order within a cluster
-    absent = (labels < 0).sum(axis=1, keepdims=True)
-    begin = absent + np.cumsum(sizes, axis=1) - sizes
-    ranks -= np.take_along_axis(begin, np.maximum(labels, 0), axis=1)
-    return np.asarray((labels >= 0) & (ranks >= minimum))
 
 
 def _ranks(keys: FloatArray) -> IntArray:
@@ -221,8 +217,6 @@ class RRSlot(Plan):
     memory: ClassVar[bool] = False
     #: Sensitivity of a one-hot identifier to replacing the client of its slot.
     identifier_sensitivity: ClassVar[float] = math.sqrt(2)
-    #: Whether only members beyond B may be moved, or every member of a cluster of at least B (Algorithm 2, line 12).
-    protected: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -300,13 +294,17 @@ class RRSlot(Plan):
         """Algorithm 2, lines 10 to 13, and Algorithm 1, line 12."""
         scores, labels = self._identify(contributions.labels, noise)  # lines 10 and 11
         minimum = int(self.rebalance_min)
-        assigned = move_members(labels, self.num_clusters, minimum, coins, protected=self.protected)  # lines 12 and 13
+        assigned = move_members(labels, self.num_clusters, minimum, coins, movable=self._movable)  # lines 12 and 13
         sums = contributions.sums(assigned, self.num_clusters)
         sums += gaussian(noise, 2 * self.noise_multiplier_updates, sums.shape)  # Algorithm 1, line 12, in units of C
         sums *= self.scale
         sizes = _sizes(assigned, self.num_clusters)
         divisors = np.maximum(sizes, 1.0) if self.divisor == "released" else np.full(sizes.shape, self.expected_members)
         return MechanismOutput(sums, _sizes(labels, self.num_clusters), divisors, None, scores, assigned)
+
+    def _movable(self, labels: IntArray, sizes: IntArray, minimum: int, rng: np.random.Generator) -> BoolArray:
+        """Algorithm 2, line 12."""
+        return surplus_members(labels, sizes, minimum, rng)
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
         """Algorithm 2, lines 10 and 11: (draws, m, k) noisy identifiers, and (draws, m) noisy labels."""
@@ -318,66 +316,6 @@ class RRSlot(Plan):
             drawn = noisy_labels(labels, self.num_clusters, self.identifier_gap, noise)
             return _one_hot(drawn, self.num_clusters), drawn
         return None, np.zeros_like(labels)  # one cluster needs no identifiers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paper(RRSlot):
-    """RR-Cluster as printed: donors of at least B members, unprotected, and true counts as divisors.
-
-    ``identifier_share`` 0 is Algorithm 1 without line 7, for identifiers that require no noise: labels are exact.
-
-    Attributes:
-        identifier_noise: standard deviation of the noise on one-hots, *not charged*, as in Appendix C, which adds
-            N(0, 1) for any budget; 0: it follows from the identifiers' share.
-    """
-
-    accountant: str = "theorem-4.2"
-    identifier_noise: float = 0.0
-
-    mechanism: ClassVar[str] = "paper"
-    title: ClassVar[str] = "RR-Cluster as printed, for its tables; never certified"
-    adjacency: ClassVar[str] = "as claimed: add/remove one client; the theorem used is for replace-one"
-    options: ClassVar[tuple[str, ...]] = ("identifier_noise",)
-    identifier_sensitivity: ClassVar[float] = 1.0
-    protected: ClassVar[bool] = False
-    memory: ClassVar[bool] = True
-    accountants: ClassVar[tuple[str, ...]] = ("theorem-4.2", "theorem-4.2-canonne", "rdp", "pld")
-    flaws: ClassVar[tuple[str, ...]] = (
-        "mechanism paper: a removed client and the one moved in its place change two clusters, a joint shift of "
-        "sqrt(5) C where 2C is charged",
-        "mechanism paper: removing one member of a donor of exactly B members takes the whole cluster out of the pool",
-        "mechanism paper: sums are divided by true counts, so one client changes the noise's variance in every "
-        "coordinate",
-        "mechanism paper: one-hot identifiers move by sqrt(2) under the replace-one adjacency of its amplification "
-        "theorem and are charged at 1",
-    )
-
-    @property
-    def noise_multiplier_counts(self) -> float | None:
-        """sigma_s."""
-        return self.identifier_noise or super().noise_multiplier_counts
-
-    def _check_identifiers(self) -> None:
-        if not 0 <= self.identifier_noise < math.inf or (self.identifier_noise and self.identifier_share):
-            raise PrivacyError(
-                "identifier noise must be finite and at least 0, and requires identifier-share = 0, not "
-                f"{self.identifier_noise} with a share of {self.identifier_share}"
-            )
-        if self.identifiers != "gaussian":
-            raise PrivacyError("mechanism paper supports gaussian identifiers only; use rr-slot for exponential ones")
-
-    @property
-    def statement(self) -> Statement:
-        """The flaws, including identifiers outside the budget."""
-        uncharged = f"identifiers have noise of deviation {self.identifier_noise:g} that is outside the budget"
-        stated = super().statement
-        return replace(stated, reasons=(*stated.reasons, uncharged)) if self.identifier_noise else stated
-
-    def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
-        """Algorithm 2, lines 10 and 11; clients without a reply are in no group."""
-        scores, noisy = super()._identify(labels, noise)
-        exact = self.num_clusters > 1 and scores is None
-        return scores, np.where(labels >= 0, labels if exact else noisy, -1)
 
 
 def _one_hot(labels: IntArray, num_clusters: int) -> FloatArray:

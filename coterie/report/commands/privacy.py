@@ -50,9 +50,7 @@ def privacy_curve(
         )
     # Denser at the start, where the curves bend.
     steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})
-    curves = {
-        name: [(n, composed({event: n}, name).epsilon(delta)) for n in steps] for name in accountants_of(sampler, False)
-    }
+    curves = {name: [(n, composed({event: n}, name).epsilon(delta)) for n in steps] for name in accountants_of(sampler)}
     if out is None and not as_json:
         out = Path("privacy-curve.png")
     if out is not None:

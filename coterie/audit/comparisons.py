@@ -1,6 +1,15 @@
-"""Accountants for comparison, whose epsilon is never certified; see :mod:`coterie.privacy.accounting` for a table.
+"""Accountants for comparison with papers and libraries. No certificate states their epsilon, and no run counts by them.
 
-Those of Opacus are for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, to reproduce its tables.
+==================== =============================================================== =======
+name                 method                                                          sampler
+==================== =============================================================== =======
+theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of its Theorem A.1  fixed
+theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12      fixed
+opacus-rdp           Renyi divergences through Opacus' table of orders               poisson
+opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01         poisson
+==================== =============================================================== =======
+
+Importing this module adds them to :data:`coterie.privacy.ACCOUNTANTS`.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from coterie.privacy import ACCOUNTANTS
 from coterie.privacy.accountants import Accountant, Event, FloatArray
 
 
@@ -19,7 +29,7 @@ class _OpacusAccountant(Accountant):
     """Accountants of Opacus. Every query composes all events again: for calibration and checks only."""
 
     samplers: ClassVar[tuple[str, ...]] = ("poisson",)
-    source: ClassVar[str] = "opacus"
+    source: ClassVar[str] = "Opacus"
     mechanism: ClassVar[str]
 
     def __init__(self) -> None:
@@ -115,3 +125,13 @@ def _theorem_curve(q: float, precision: float) -> FloatArray:
     logs = np.where(j <= alpha, binomials + terms, -math.inf)
     total = np.logaddexp(0.0, np.logaddexp.reduce(logs, axis=1))
     return np.asarray(total / (j - 1))
+
+
+ACCOUNTANTS.update(
+    {
+        "theorem-4.2": TheoremAccountant,
+        "theorem-4.2-canonne": TheoremCanonneAccountant,
+        "opacus-rdp": OpacusRdpAccountant,
+        "opacus-prv": OpacusPrvAccountant,
+    }
+)
