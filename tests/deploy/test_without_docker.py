@@ -28,9 +28,7 @@ def checkout(tmp_path):
 
 def stays(command):
     """Whether a command runs until it is ended."""
-    return " coterie superlink" in command or (
-        command.startswith("coterie client") and "--check" not in command
-    )
+    return " coterie superlink" in command or (command.startswith("coterie client") and "--check" not in command)
 
 
 @pytest.mark.slow
