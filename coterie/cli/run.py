@@ -204,7 +204,6 @@ def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, consol
         return
     for text in shown:
         console.print(text, soft_wrap=True)
-    console.print(f"run folder {folder.path}/", soft_wrap=True)
 
 
 @contextmanager
@@ -222,9 +221,9 @@ def _reported(run: Path) -> Iterator[list[RenderableType]]:
             try:
                 shown += [text for report in reports for text in report.load()(run)]
             except ImportError as error:
-                shown.append(f"no report page: {error}")
+                shown.append(f"run folder {run}/   no report: {error}")
             if not shown:
-                shown.append("no report page: no installed package registers a report (coterie.reports)")
+                shown.append(f"run folder {run}/   no report: no installed package registers one (coterie.reports)")
 
 
 def _headline(folder: Any) -> str:

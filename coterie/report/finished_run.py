@@ -12,8 +12,8 @@ from coterie.report.runs import read_run
 
 
 def report(path: Path) -> list[RenderableType]:
-    """Write the page of a run into its folder; return its table of results and where the page is."""
+    """Write the page of a run into its folder; return its table of results and where both are."""
     run = read_run(path)
     page = write_report([run], path / "report.html")
     table = [result_table(run.result, run.certificate)] if run.result is not None else []
-    return [*table, f"report {page}"]
+    return [*table, f"run folder {path}/   report {page}"]

@@ -357,6 +357,14 @@ def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
     assert "Accuracy" in (tmp_path / "one" / "report.html").read_text()
 
 
+def test_a_run_without_the_report_room_says_so(coterie, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "coterie.report.finished_run", None)
+    status, out, err = coterie("run", *settings(rounds=1), "--seed", "1", "--out", "one")
+    assert (status, err) == (0, "")
+    assert "run folder one/   no report: " in out
+    assert (tmp_path / "one" / "result.json").exists()
+
+
 @pytest.mark.slow
 def test_report_compares_runs(coterie, tmp_path):
     tiny = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--seed", "1", "--json"]
