@@ -165,9 +165,27 @@ class _FailuresAtOnce:
             self.config.get_terminal_writer().line(f"\nFAILED {report.nodeid}: {(errors or lines or [''])[0]}")
 
 
+class _LongTests:
+    """Lists the fast tests that take the most CPU time, over a second each: they say why."""
+
+    def __init__(self):
+        self.tests = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call":
+            self.tests += [
+                (seconds, report.nodeid) for name, seconds in report.user_properties if name == "CPU seconds"
+            ]
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for seconds, name in sorted(self.tests, reverse=True)[:20]:
+            terminalreporter.write_line(f"{seconds:4.1f} CPU seconds: {name}")
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
+        config.pluginmanager.register(_LongTests())
 
 
 #: Files of slow tests of minutes: they begin first, so that no worker is left with one of them at the end.
@@ -180,6 +198,8 @@ def pytest_collection_modifyitems(items):
 
 #: CPU seconds that a test of `make test` may take in its own process, on a processor half as fast as usual.
 _CPU_SECONDS = 20.0
+#: CPU seconds above which a test says why, in its docstring or beside what takes them.
+_LONG = 1.0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -189,6 +209,8 @@ def pytest_runtest_call(item):
     began = time.process_time()
     result = yield
     taken = time.process_time() - began
+    if taken > _LONG:
+        item.user_properties.append(("CPU seconds", taken))
     if taken > _CPU_SECONDS and not {"slow", "deployment"} & {mark.name for mark in item.iter_markers()}:
         pytest.fail(
             f"the test took {taken:.0f} CPU seconds, more than {_CPU_SECONDS:g}: make it faster, or mark it slow"

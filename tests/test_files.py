@@ -4,6 +4,7 @@ import os
 import stat
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.files import spreadsheet_cell, write_atomic, write_new
 
@@ -58,7 +59,7 @@ def test_a_new_file_has_its_mode_and_is_never_overwritten(tmp_path):
         write_new(tmp_path / "public", b"key")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("value", "cell"),
     [
         ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from randomgen import AESCounter
 from torch.utils.data import DataLoader, Dataset
 
@@ -104,7 +105,7 @@ def drawing(generator, draw):
     return generator, lambda: draw(generator)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "make",
     [
         lambda: drawing(random.Random(0), lambda own: own.random()),

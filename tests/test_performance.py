@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kit.commands import assert_refused
+from kit.tables import for_rows
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
@@ -163,7 +164,7 @@ def test_intervals_draw_patients_with_all_their_records(drawn):
     assert intervals(measure, np.zeros(len(labels))) == {}  # one patient gives no interval
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("scores", "expected"),
     [
         (Diagnostics(pooled_accuracy=0.8, baseline_accuracy=0.8), "always the most frequent class (80.0"),

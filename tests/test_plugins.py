@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 import plugged
 import pytest
+from kit.tables import for_rows
 from kit.toys import trained
 
 from coterie.clustering.clusterers import cluster
@@ -110,7 +111,7 @@ def test_its_run_resumes_with_its_settings(tmp_path):
         RunFolder.resume(tmp_path / "run", {"momentum.beta": 0.4})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "message"),
     [
         ({"momentum.beta": 1}, r"momentum.beta = 1: must be a finite number at least 0 and below 1"),
@@ -173,7 +174,7 @@ def test_a_clusterer_finds_the_number_of_clusters():
     assert cluster(near, "plugged:split", 2).labels.tolist() == [0, 0, 1, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "message"),
     [
         ("batch_mean", r"is not row-wise: feature \(0, 0, 0\) of an image changes with one other image: use constants"),

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from kit.tables import for_rows
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("coterie", "benchmarks", "docs", "examples", "docker")
@@ -43,7 +43,7 @@ def test_every_pointer_resolves():
     assert [pointer for pointer in sorted(found) if not resolves(*pointer)] == []
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("pointer", "there"),
     [
         ("client/handlers.py::train", False),

@@ -1,6 +1,7 @@
 """The remaining time of a step, from its reports."""
 
 import pytest
+from kit.tables import for_rows
 
 from coterie import logs
 
@@ -37,7 +38,7 @@ def test_a_report_states_the_remaining_time_of_its_step(clock):
     ]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("seconds", "text"), [(0, "1 s"), (89.4, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2 h"), (100_000, "28 h")]
 )
 def test_a_remaining_time_is_said_in_words(seconds, text):

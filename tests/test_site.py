@@ -12,6 +12,7 @@ import odds
 import pytest
 from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
 from kit.documented import ROOT, hook
+from kit.tables import for_rows
 
 from coterie.strategies.registry import STRATEGIES
 
@@ -160,7 +161,7 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@for_rows("page", PAGES, ids=lambda path: path.name)
 def test_links_between_pages_are_right(page):
     for target, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         path = (page.parent / target).resolve() if target else page

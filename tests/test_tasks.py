@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from coterie import models as networks
@@ -42,7 +43,7 @@ def right_outputs(task, y):
     return 4.0 * one_hot(y, task.num_outputs) if task.has_classes else y
 
 
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_the_loss_of_a_record_depends_on_no_other(task):
     outputs, y = outputs_of(task, 6), torch.as_tensor(task.examples(6))
     assert task(outputs, y).shape == (6,)
@@ -50,7 +51,7 @@ def test_the_loss_of_a_record_depends_on_no_other(task):
     torch.testing.assert_close(task(outputs, y), alone)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_targets_that_match_score_best_and_lose_least(task):
     y = task.examples(12)
     assert y.dtype == task.dtype
@@ -92,8 +93,8 @@ def gradients(task, network, layout, vector, shard):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("batched", [False, True])
+@for_rows("task", TASKS, ids=str)
 def test_a_client_takes_steps_of_the_gradient_of_its_task(task, batched):
     shards = clients(task)
     network, layout, start = start_of(task, shards)
@@ -105,8 +106,8 @@ def test_a_client_takes_steps_of_the_gradient_of_its_task(task, batched):
         np.testing.assert_allclose(update, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", [{"batched": True}, {"batched": False}, {"batched": False, "ghost": False}], ids=str)
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("way", [{"batched": True}, {"batched": False}, {"batched": False, "ghost": False}], ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_dp_sgd_clips_the_gradient_of_each_record_of_a_task(task, way):
     """Weights scale a record's gradient before the clip, so that no weight lets a record count for more than c."""
     shards = clients(task)
@@ -122,7 +123,7 @@ def test_dp_sgd_clips_the_gradient_of_each_record_of_a_task(task, way):
         np.testing.assert_allclose(update, -(0.4 / len(shard.y)) * (factors @ each).numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_all_ways_of_dp_sgd_agree_on_a_task(task):
     """One after the other by torch.func, all at once by vmap, and by ghost norms of a chain."""
     (shard,) = clients(task, (6,))
@@ -137,7 +138,7 @@ def test_all_ways_of_dp_sgd_agree_on_a_task(task):
             torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_a_patient_takes_the_mean_loss_of_its_records(task):
     (shard,) = clients(task, (6,))
     shard = replace(shard, units=Units.named(np.array(["a", "a", "b", "b", "b", "c"]), 3))
@@ -161,7 +162,7 @@ def test_losses_are_those_of_pytorch():
         assert task(outputs.half(), y).dtype == torch.float32
 
 
-@pytest.mark.parametrize("task", TASKS, ids=str)
+@for_rows("task", TASKS, ids=str)
 def test_metrics_tell_their_task(task):
     y = task.examples(20)
     outputs = right_outputs(task, y).numpy()
@@ -194,7 +195,7 @@ def test_class_weights_scale_losses_and_not_scores():
     assert not weighted.has_softmax_gradient  # the chains' gradient by hand is that of plain cross-entropy
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("classes", "class_weights", "pos_weight", "message"),
     [
         (3, "1,2", "", "class-weights = '1,2': class-weights has one number for each of 3 classes"),
@@ -216,7 +217,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(classes, class_weights,
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("values", "message"),
     [
         ({"task": "binary"}, "task = 'binary': the data have 10 classes, whose task is multi-class; leave it out"),

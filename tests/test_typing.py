@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from kit.tables import for_rows
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "coterie"
@@ -67,7 +68,7 @@ def signatures(module):
             )
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@for_rows("room", ROOMS)
 def test_paths_may_be_strings(room):
     module, read = import_module(f"coterie.{room}"), 0
     for name, found in signatures(module):

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from rich.console import Console
 
 from coterie.bench.cells import count, run_all
@@ -85,8 +86,8 @@ def written(tmp_path, extra=""):
     return str(path)
 
 
-@pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("name", table_names())
+@for_rows("quick", [False, True])
+@for_rows("name", table_names())
 def test_every_cell_of_every_table_is_a_configuration_that_can_run(name, quick):
     from coterie.bench.cells import _settings
 

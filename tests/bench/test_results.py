@@ -6,7 +6,7 @@ import runpy
 import tomllib
 from pathlib import Path
 
-import pytest
+from kit.tables import for_rows
 
 from coterie.bench import table_figures
 from coterie.bench.outcome import latex
@@ -42,7 +42,7 @@ def test_rows_that_share_a_panel_have_different_colours():
     assert len(set(colours)) == len(colours)
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+@for_rows("path", RESULTS, ids=lambda path: path.stem)
 def test_latex_has_every_cell_and_characters_of_every_font(path):
     document = json.loads(path.read_text())
     text = latex(document)

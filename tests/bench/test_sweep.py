@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas
 import pytest
 from kit.commands import assert_refused, document
+from kit.tables import for_rows
 
 from coterie.bench.sweep import seeds_of, sweep
 from coterie.bench.table import BenchError
@@ -53,7 +54,7 @@ def test_seeds():
             seeds_of(text)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "seeds", "error", "message"),
     [
         ({"epsilno": ["1", "2"]}, (0,), ConfigError, "did you mean 'epsilon'"),

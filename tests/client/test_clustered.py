@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from kit.tables import for_rows
 
 from coterie.client import ClusteredClientApp
 from coterie.client.state import ClientError
@@ -209,7 +210,7 @@ def raises(error):
     return change
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("metrics", "text"),
     [
         (lambda m: {}, "evaluate replies no number 'eval_loss': name its metric, ClusteredClientApp(loss=...)"),
@@ -375,7 +376,7 @@ def test_a_node_whose_owner_declares_another_guarantee_gives_nothing(guarantee):
 PLAN = RecordPlan(num_examples=10, batch_size=5, rounds=9, epsilon=1e3, delta=1e-4, noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("request_", "text"),
     [
         (TrainRequest(round=1, record_plans=json.dumps([asdict(PLAN)])), "train by Opacus under coterie.guard"),
@@ -396,7 +397,7 @@ def test_what_an_app_cannot_do_is_refused_before_it_runs(request_, text):
     assert not seen
 
 
-@pytest.mark.parametrize("kind", ["train.gan", "train.centroids", "query.label", "query.secrets", "query"])
+@for_rows("kind", ["train.gan", "train.centroids", "query.label", "query.secrets", "query"])
 def test_other_messages_do_not_reach_the_app(kind):
     app, called = example(), []
     app.query("secrets")(lambda message, context: called.append(1))

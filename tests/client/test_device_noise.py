@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from kit.tables import for_rows
 from scipy import stats
 
 from coterie import models as networks
@@ -38,7 +39,7 @@ def test_the_block_of_rfc_8439():
     assert [f"{word:08x}" for word in found[12:]] == ["d19c12b5", "b94e16de", "e883d0cb", "4e3c50a2"]
 
 
-@pytest.mark.parametrize("begin", [0, 7, 2**31 - 2, 2**32 - 2, 2**40])
+@for_rows("begin", [0, 7, 2**31 - 2, 2**32 - 2, 2**40])
 def test_the_stream_is_that_of_the_library(begin):
     noise = DeviceNoise([KEY], "cpu")
     noise._block = begin

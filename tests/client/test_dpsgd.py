@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -395,7 +396,7 @@ def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
     np.testing.assert_array_equal(call(), expected)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("model", "words"),
     [
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), r"layer '1' \(BatchNorm1d\).*GroupNorm"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import softplus
 
@@ -72,7 +73,7 @@ def test_latent_vectors_are_normals_and_a_category():
     np.testing.assert_allclose(normals.var(axis=0), 1, atol=6 * math.sqrt(2 / 3000))
 
 
-@pytest.mark.parametrize(("many", "size", "steps"), [(10, 5, 4), (14, 5, 4), (4, 4, 2), (5, 5, 2), (2, 2, 2)])
+@for_rows(("many", "size", "steps"), [(10, 5, 4), (14, 5, 4), (4, 4, 2), (5, 5, 2), (2, 2, 2)])
 def test_an_epoch_takes_each_record_once_in_whole_batches(many, size, steps):
     batches = list(how().batches(np.random.default_rng(0), many))
     assert (how().batch(many), how().steps(many), len(batches)) == (size, steps, steps)
@@ -98,8 +99,8 @@ def test_a_gan_that_normalises_over_batches_needs_two_records_in_each():
     assert fine is None
 
 
-@pytest.mark.parametrize("bound", [1.0, 3.5])
-@pytest.mark.parametrize(("name", "low"), [("gan-pendigits", 0), ("gan-cifar", -1)])
+@for_rows("bound", [1.0, 3.5])
+@for_rows(("name", "low"), [("gan-pendigits", 0), ("gan-cifar", -1)])
 def test_records_go_into_the_range_of_the_generator_and_back(name, low, bound):
     own = GANTraining(GANS[name], K, 1, 5, feature_range=bound)
     x = bound * np.array([-1, -0.5, 0, 1], np.float32)
@@ -140,7 +141,7 @@ class Double(GANTraining):
         return super().to_generator_range(x).double()
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "shape", "sizes", "average"),
     [
         ("gan-pendigits", (4,), (12, 10, 3, 16, 14), 0.0),  # 2, 2, 1, 3 and 2 steps an epoch; 3 are less than a batch
@@ -161,8 +162,8 @@ def test_all_at_once_as_one_by_one(name, shape, sizes, average):
         np.testing.assert_allclose(its, mine, atol=1e-4)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("samples", [1, 7, 10])
+@for_rows("batched", [False, True])
+@for_rows("samples", [1, 7, 10])
 def test_as_many_samples_as_asked_for(batched, samples):
     made = train(batched, setting(samples=samples), 12, 3)
     assert [len(x) for x in made] == [samples] * 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -108,9 +109,9 @@ def test_convolutions(form):
     equal()
 
 
-@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
-@pytest.mark.parametrize("padding", [1, "same"])
-@pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+@for_rows("mode", ["circular", "reflect", "replicate"])
+@for_rows("padding", [1, "same"])
+@for_rows("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
 def test_convolutions_that_do_not_pad_by_zeros(layer, padding, mode):
     torch.manual_seed(1)
     dims = [nn.Conv1d, nn.Conv2d, nn.Conv3d].index(layer) + 1
@@ -150,7 +151,7 @@ def test_embeddings(padding):
     check(model, torch.randint(6, (5, 2, 3)))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("layer", "shape"),
     [
         (nn.GroupNorm(2, 4), (4,)), (nn.GroupNorm(2, 4), (4, 5)), (nn.GroupNorm(4, 4), (4, 3, 2)),
@@ -422,7 +423,7 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@for_rows("name", UNSUPPORTED)
 def test_other_networks_are_clipped_in_other_ways(name):
     model, x = UNSUPPORTED[name], torch.randn(3, 4)
     assert clipping(model, x) is None
@@ -439,7 +440,7 @@ def test_other_networks_are_clipped_in_other_ways(name):
         assert_close(ways[0], clipped(one_by_one(model, x, squared), 1.0))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "refused"),
     [
         ("own parameter", False), ("transposed", False), ("positions as rows", False),

@@ -373,7 +373,7 @@ def test_a_rejected_request_takes_as_long_for_any_data(tmp_path):
         assert left[0] == "error"
         if number >= 4:
             seconds[i].append(taken)
-    assert mannwhitneyu(*seconds).pvalue > 1e-6  # once in a million
+    assert mannwhitneyu(*seconds).pvalue > 1e-10  # fails once in 10^10; of data that are read it is 1e-34
     began = time.perf_counter()
     assert worlds[1].ask("train", HONEST)[0] == "reply"
     assert time.perf_counter() - began > 5 * np.median(seconds[1])  # reading them would show

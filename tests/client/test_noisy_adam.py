@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -88,8 +89,8 @@ def test_a_client_with_fewer_steps_stops():
     np.testing.assert_allclose(both[1:], alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("noise", [0.1, 1.0, 50.0])
-@pytest.mark.parametrize("steps", [1, 20])
+@for_rows("noise", [0.1, 1.0, 50.0])
+@for_rows("steps", [1, 20])
 def test_noise_alone_moves_a_coordinate_by_lr_for_a_step(noise, steps):
     """As SGD with the step size lr / noise moves it."""
     adam, rng, moved = NoisyAdam([DPSGD(1, 1, steps, LR, CLIP, noise)]), np.random.default_rng(0), 0.0

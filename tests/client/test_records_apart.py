@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from kit.mixing_networks import APART, IMAGES, MIXING, TOKENS, VECTORS, FirstBatch, Net
+from kit.tables import for_rows
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
@@ -87,7 +88,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_rows("name", ALL)
 def test_a_record_moves_no_clipped_sum_by_more_than_c(name):
     """Through any client that accepts the network."""
     network, shape = built(name)
@@ -98,7 +99,7 @@ def test_a_record_moves_no_clipped_sum_by_more_than_c(name):
     assert max(moves(clipper_of(network, shape), shape)) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in REFUSED])
+@for_rows("name", [name for name in ALL if name not in REFUSED])
 def test_the_gradient_of_a_record_is_that_of_a_batch_of_one(name):
     network, shape = built(name)
     x, y = records(shape, 5, 5)
@@ -131,7 +132,7 @@ IN_BATCHES_OF_ONE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", APART)
+@for_rows("name", APART)
 def test_the_fast_ways_are_those_of_known_layers(name):
     kinds = {**dict.fromkeys(BY_HOOKS, dpsgd._Opacus), **dict.fromkeys(IN_BATCHES_OF_ONE, BatchesOfOne)}
     assert type(clipper_of(*built(name))) is kinds.get(name, GhostClipping)
@@ -171,7 +172,7 @@ def layout_of(network):
 ROUNDS = ("neighbours", "from three records on", "8 bits, one scale", "more capacity of experts", "last batch")
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@for_rows("name", ROUNDS)
 def test_a_round_of_a_network_that_mixes_is_that_of_batches_of_one(name):
     network, data = built(name)[0], shard(6)
     layout, start = layout_of(network)
@@ -185,7 +186,7 @@ def test_a_round_of_a_network_that_mixes_is_that_of_batches_of_one(name):
     np.testing.assert_allclose(moved, expected, atol=1e-3 * CLIP)
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@for_rows("name", ROUNDS)
 def test_a_unit_moves_a_sum_by_its_own_gradient(name):
     """A unit's records are a batch of their own, in which they may mix."""
     network = built(name)[0]
@@ -202,7 +203,7 @@ def test_a_unit_moves_a_sum_by_its_own_gradient(name):
 # ---- losses and scores ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in REFUSED and name != "critic"])
+@for_rows("name", [name for name in ALL if name not in REFUSED and name != "critic"])
 def test_the_loss_of_a_record_is_that_of_a_batch_of_one(name):
     """A choice among models, and losses that leave the client, clip the loss of each record."""
     network, shape = built(name)
@@ -382,7 +383,7 @@ class Function(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("name", NOT_TRACED)
+@for_rows("name", NOT_TRACED)
 def test_what_is_not_known_ends_the_trace(name):
     assert traced(of_function(NOT_TRACED[name]), examples_of(VECTORS)) is None
     assert traced(of_function(torch.sin), examples_of(VECTORS)) is not None
@@ -449,7 +450,7 @@ BORROWED = {
 }
 
 
-@pytest.mark.parametrize("name", BORROWED)
+@for_rows("name", BORROWED)
 def test_a_parameter_outside_of_its_layer_ends_the_trace(name):
     """The trace would hold its value of now."""
     network = Borrowing(BORROWED[name])
@@ -476,8 +477,8 @@ def with_hook():
     return layer
 
 
-@pytest.mark.parametrize("layer", [Subclass(6, 4), replaced(), with_hook()], ids=["subclass", "replaced", "hook"])
-@pytest.mark.parametrize("wrapped", [False, True])
+@for_rows("layer", [Subclass(6, 4), replaced(), with_hook()], ids=["subclass", "replaced", "hook"])
+@for_rows("wrapped", [False, True])
 def test_a_layer_with_code_of_its_own_is_not_known(layer, wrapped):
     network = nn.Sequential(layer) if wrapped else layer
     assert traced(copy.deepcopy(network), examples_of(VECTORS)) is None
@@ -486,7 +487,7 @@ def test_a_layer_with_code_of_its_own_is_not_known(layer, wrapped):
     assert float(total.norm()) <= 3
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("layer", "shape"),
     [
         (nn.Conv2d(1, 2, 3), (8, 8)),  # one image without channels

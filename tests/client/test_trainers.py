@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -212,7 +213,7 @@ class Whole(Loop):
         return {name: value * np.float32(1 / (len(y) // settings.batch_size)) for name, value in update.items()}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("trainer", "text"),
     [
         (plain, "trainer is a function, not a class"),
@@ -300,7 +301,7 @@ def test_the_failure_of_one_client_is_its_own(tmp_path, caplog):
     assert 0 < len(failed) < 8
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "text"),
     [
         (

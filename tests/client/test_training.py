@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 
 from coterie import models as networks
@@ -32,8 +33,8 @@ def setup(name, shards, shape=(1, 8, 8), classes=3):
     return networks.build(name, shape, classes), layout, start, shards, rngs
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("name", ["linear", "mlp-32", "cnn-tiny"])
+@for_rows("penalty", PENALTIES)
+@for_rows("name", ["linear", "mlp-32", "cnn-tiny"])
 def test_batched_training_equals_one_client_after_the_other(name, penalty):
     shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]  # sizes and last batches differ
     hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1, penalty=penalty)
@@ -205,8 +206,8 @@ def test_gradients_by_hand_equal_autograd(name, penalty, monkeypatch):
     np.testing.assert_allclose(by_hand, plain, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny"])
-@pytest.mark.parametrize("sizes", [[0, 0], [0, 5, 0, 6]])
+@for_rows("name", ["mlp-32", "cnn-tiny"])
+@for_rows("sizes", [[0, 0], [0, 5, 0, 6]])
 def test_clients_without_examples_return_no_update(sizes, name):
     shards = [shard(size, seed=i) for i, size in enumerate(sizes)]
     hyper = LocalTrainingConfig(local_epochs=2, batch_size=4, lr=0.1)
@@ -239,7 +240,7 @@ def test_a_few_clients_do_not_train_by_vmap(clients, together, monkeypatch):
     assert sizes == together
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "network",
     [
         nn.Sequential(nn.Conv2d(2, 4, 3, padding_mode="circular", padding=1), nn.Flatten(), nn.Linear(256, 3)),

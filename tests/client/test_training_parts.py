@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -165,8 +166,8 @@ def stepped(network, data, *, clip=None):
     return Layout.of(arrays).flatten(arrays)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@for_rows("batched", [False, True])
+@for_rows("name", NETWORKS)
 def test_a_step_is_that_of_pytorch(name, batched):
     network, shards = built(name), [shard(1), shard(2)]
     before = fingerprint(constants(network))
@@ -180,8 +181,8 @@ def test_a_step_is_that_of_pytorch(name, batched):
     assert fingerprint(constants(network)) == before
 
 
-@pytest.mark.parametrize("ghost", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
+@for_rows("ghost", [True, False])
+@for_rows("name", NETWORKS)
 def test_a_private_step_is_that_of_pytorch(name, ghost):
     network, data = built(name), shard(1)
     before = fingerprint(constants(network))
@@ -218,7 +219,7 @@ class Counting(Body):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("network", "words"),
     [
         (lambda: Body(torch.bfloat16), "'body.weight' of Body is bfloat16"),
@@ -230,7 +231,7 @@ class Counting(Body):
         ),
     ],
 )
-@pytest.mark.parametrize("ghost", [True, False])
+@for_rows("ghost", [True, False])
 def test_what_cannot_be_clipped_by_records_is_refused(network, words, ghost):
     network, data = network(), shard(1)
     arrays = float32_arrays(network)

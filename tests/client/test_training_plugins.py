@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy, l1_loss
 
@@ -83,7 +84,7 @@ def by_hand(make, loss=None, mu=0.0):
     return np.stack(result)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("named", "expected"),
     [
         ({"optimizer": "torch.optim:SGD"}, {"make": torch.optim.SGD}),
@@ -115,7 +116,7 @@ def test_an_optimizer_is_new_in_each_round():
 # ---- contracts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, adam])
+@for_rows("function", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, adam])
 def test_optimizers_of_pytorch_conform(function):
     check_optimizer(function)
 
@@ -128,7 +129,7 @@ def remembering(parameters, lr):
     return torch.optim.SGD(parameters, lr=lr * len(MEMORY))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("function", "text"),
     [
         (lambda p, lr: None, "returns NoneType, expected a torch.optim.Optimizer"),
@@ -146,7 +147,7 @@ def test_what_an_optimizer_may_not_be(function, text):
         check_optimizer(function)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("function", "text"),
     [
         (cross_entropy, r"returns \(\) for 6 examples, expected \(6,\)"),
@@ -199,7 +200,7 @@ def test_a_run_goes_on_with_the_same_code_only(tmp_path, monkeypatch):
         RunFolder.resume(tmp_path / "run", {})
 
 
-@pytest.mark.parametrize("name", ["builtins:print", "no_such_module:f", "unknown-entry-point", ":"])
+@for_rows("name", ["builtins:print", "no_such_module:f", "unknown-entry-point", ":"])
 def test_a_module_without_a_file_has_no_hash(name):
     assert source_hash("optimizer", name) is None
 

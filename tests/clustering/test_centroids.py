@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
@@ -115,8 +116,8 @@ def test_k_means_goes_on_from_a_start():
     assert kept.dtype == np.float64
 
 
-@pytest.mark.parametrize("cluster", [k_means, fuzzy_c_means])
-@pytest.mark.parametrize("k", [0, 4])
+@for_rows("cluster", [k_means, fuzzy_c_means])
+@for_rows("k", [0, 4])
 def test_as_many_points_as_clusters_are_needed(cluster, k):
     with pytest.raises(ValueError, match=f"the number of points, 3, must be at least the number of clusters, {k}"):
         cluster(CORNERS, k, rng())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
@@ -27,9 +28,9 @@ def test_the_names():
     assert CLUSTERERS == TOLD + FOUND
 
 
-@pytest.mark.parametrize("sizes", [(10, 10, 10, 10), (6, 9, 15, 30)])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
+@for_rows("sizes", [(10, 10, 10, 10), (6, 9, 15, 30)])
+@for_rows("seed", [0, 1, 2])
+@for_rows("clusterer", CLUSTERERS)
 def test_planted_groups_are_found_without_their_number(clusterer, seed, sizes):
     distances, groups = planted(sizes, seed=seed)
     found = cluster(distances, clusterer, None)
@@ -37,8 +38,8 @@ def test_planted_groups_are_found_without_their_number(clusterer, seed, sizes):
     assert found.silhouettes[4] == max(found.silhouettes.values()) > STRUCTURE
 
 
-@pytest.mark.parametrize("sizes", [(10, 10, 10, 10), (2, 5, 10, 30), (1, 1, 8, 8)])
-@pytest.mark.parametrize("clusterer", TOLD)
+@for_rows("sizes", [(10, 10, 10, 10), (2, 5, 10, 30), (1, 1, 8, 8)])
+@for_rows("clusterer", TOLD)
 def test_planted_groups_are_found_with_their_number(clusterer, sizes):
     for seed in range(3):
         distances, groups = planted(sizes, seed=seed)
@@ -54,16 +55,16 @@ def test_as_many_clusters_as_told(clusterer):
         assert set(cluster(distances, clusterer, k).labels) == set(range(k))
 
 
-@pytest.mark.parametrize("dimensions", [2, 5, 100])
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
+@for_rows("dimensions", [2, 5, 100])
+@for_rows("clusterer", CLUSTERERS)
 def test_clients_that_are_all_alike_are_one_cluster(clusterer, dimensions):
     for seed in range(4):
         points = np.random.default_rng(seed).normal(size=(40, dimensions))
         assert cluster(apart(points), clusterer, None).labels.tolist() == [0] * 40
 
 
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
-@pytest.mark.parametrize("where", [0, 17])
+@for_rows("clusterer", CLUSTERERS)
+@for_rows("where", [0, 17])
 def test_one_that_stands_alone_is_no_cluster_unless_the_number_is_told(clusterer, where):
     points = np.random.default_rng(0).normal(size=(30, 5))
     points[where] = 100
@@ -73,8 +74,8 @@ def test_one_that_stands_alone_is_no_cluster_unless_the_number_is_told(clusterer
         assert np.sum(labels == labels[where]) == 1
 
 
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
-@pytest.mark.parametrize("where", [5, 20])
+@for_rows("clusterer", CLUSTERERS)
+@for_rows("where", [5, 20])
 def test_one_that_stands_alone_joins_the_nearest_of_the_clusters(clusterer, where):
     """It is farther from its group than groups are from each other, so that it is cut off before they are."""
     groups = np.repeat([0, 1, 2], 12)
@@ -108,8 +109,8 @@ def test_dbscan_s_radius_is_twice_the_usual_distance_to_the_nearest():
     assert cluster(apart(points), "dbscan", None).labels.tolist() == [0] * 4 + [1] * 4
 
 
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
-@pytest.mark.parametrize("n", [1, 2, 3])
+@for_rows("clusterer", CLUSTERERS)
+@for_rows("n", [1, 2, 3])
 def test_too_few_to_tell_are_one_cluster(clusterer, n):
     assert cluster(apart(np.arange(n) ** 3), clusterer, None).labels.tolist() == [0] * n
 
@@ -119,14 +120,14 @@ def test_two_clients_in_two_clusters(clusterer):
     assert cluster(apart([0, 1]), clusterer, 2).labels.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
+@for_rows("clusterer", CLUSTERERS)
 def test_identical_clients(clusterer):
     assert cluster(np.zeros((20, 20)), clusterer, None).labels.tolist() == [0] * 20
     twice = cluster(apart([1, 0] * 10), clusterer, None)  # two points, each ten times
     assert twice.labels.tolist() == [0, 1] * 10
 
 
-@pytest.mark.parametrize("clusterer", CLUSTERERS)
+@for_rows("clusterer", CLUSTERERS)
 def test_clusters_are_numbered_by_their_first_clients(clusterer):
     groups = np.array([2, 2, 0, 1, 0, 2, 1, 0] * 5)
     points = groups + np.random.default_rng(0).normal(0, 0.05, 40)
@@ -166,7 +167,7 @@ def test_clusters_must_stand_out(clusterer):
         assert cluster(weak, clusterer, None).labels.max() + 1 == found
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("distances", "clusterer", "k", "complaint"),
     [
         (np.zeros((3, 3)), "k-medoids", 4, "num_clusters must lie between 1 and the number of clients, 3, not 4"),

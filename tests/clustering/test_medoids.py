@@ -5,6 +5,7 @@ from itertools import combinations
 import kmedoids
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from scipy.spatial.distance import cdist
 
 from coterie.clustering.medoids import k_medoids
@@ -36,14 +37,14 @@ def cases(kind, most):
         yield distances(kind, n, rng), k
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_rows("kind", KINDS)
 def test_the_cost_is_at_most_that_of_the_package_kmedoids(kind):
     for matrix, k in cases(kind, 40):
         theirs = kmedoids.fasterpam(matrix, k, init="build")
         assert cost(matrix, k_medoids(matrix, k)) <= cost(matrix, theirs.medoids.astype(int)) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_rows("kind", KINDS)
 def test_no_swap_lowers_the_cost(kind):
     for matrix, k in cases(kind, 12):
         found = k_medoids(matrix, k)
@@ -54,7 +55,7 @@ def test_no_swap_lowers_the_cost(kind):
                 assert cost(matrix, found) <= cost(matrix, swapped) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_rows("kind", KINDS)
 def test_against_all_sets_of_medoids(kind):
     """A local minimum is the best of all sets for k = 1, k = n - 1 and k = n, and in most other cases."""
     best = []

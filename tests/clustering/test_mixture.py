@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
@@ -40,9 +41,7 @@ def same_groups(labels, groups):
 # ---- projection ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("n", "d", "components"), [(21, 5000, 2), (21, 5000, 20), (21, 7, 3), (5, 5, 4), (2, 9, 1), (9, 1, 1)]
-)
+@for_rows(("n", "d", "components"), [(21, 5000, 2), (21, 5000, 20), (21, 7, 3), (5, 5, 4), (2, 9, 1), (9, 1, 1)])
 def test_projection_is_that_of_sklearn_up_to_signs(n, d, components):
     updates = (rng(1).normal(3, 1, (n, d)) * np.linspace(1, 4, d)).astype(np.float32)
     scores = gmm.project(updates, components)
@@ -103,7 +102,7 @@ def test_no_components_are_refused():
         gmm.project(np.eye(3, dtype=np.float32), 0)
 
 
-@pytest.mark.parametrize("means", [1, 2, 3, 5])
+@for_rows("means", [1, 2, 3, 5])
 def test_components_that_stand_out(means):
     centres = np.eye(means + 1)[:, : means + 1]
     for seed in range(5):
@@ -155,7 +154,7 @@ def test_confidence_by_hand(means, mss, mpo):
     assert mixture.mpo == pytest.approx(mpo, abs=1e-4)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("mpo", "rounds", "last"), [(0, 200, 100), (0.5, 200, 50), (0.2113, 200, 78), (1, 200, 1), (0, 1, 1), (0, 5, 2)]
 )
 def test_switch_round_by_hand(mpo, rounds, last):
@@ -255,7 +254,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@for_rows("shape", SHAPES)
 def test_the_number_of_groups_is_found(shape):
     means = SHAPES[shape]
     groups = np.arange(max(20, 4 * len(means))) % len(means)
@@ -335,9 +334,7 @@ def test_k_means_finds_groups_in_all_scores():
 # ---- noise that separates groups (privacy/first_round.py) ---------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("n", "groups", "d"), [(21, 4, 6634), (21, 2, 2000), (60, 8, 2000), (12, 2, 20), (100, 4, 500)]
-)
+@for_rows(("n", "groups", "d"), [(21, 4, 6634), (21, 2, 2000), (60, 8, 2000), (12, 2, 20), (100, 4, 500)])
 def test_the_separating_noise_separates_and_three_times_as_much_does_not(n, groups, d):
     """Groups at the assumed distance, the smallest of half an equal share."""
     small = max(n // (2 * groups), 2)

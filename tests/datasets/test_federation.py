@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 import coterie.datasets
 from coterie.datasets import DataError, Partition, Source, assign_groups, federate, parse_groups
@@ -54,7 +55,7 @@ def test_exported_names_are_sorted_and_there():
     assert all(hasattr(coterie.datasets, name) for name in coterie.datasets.__all__)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("text", "proportions"),
     [("1", (1,)), ("4", (1, 1, 1, 1)), ("2:1:1", (2, 1, 1)), ("3:6:6:6", (3, 6, 6, 6)), ("0.5:0.25", (0.5, 0.25))],
 )
@@ -62,15 +63,13 @@ def test_parse_groups(text, proportions):
     assert parse_groups(text) == proportions
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "2.5", "four", "2:", ":", "1:0", "1:-1", "1:nan", "1:inf", "10001", "2,1"]
-)
+@for_rows("text", ["", "0", "-1", "2.5", "four", "2:", ":", "1:0", "1:-1", "1:nan", "1:inf", "10001", "2,1"])
 def test_parse_groups_refuses_nonsense(text):
     with pytest.raises(DataError, match="groups must be a number from 1 to 10000"):
         parse_groups(text)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("clients", "groups", "sizes"),
     [
         (500, "4", [125, 125, 125, 125]),
@@ -93,7 +92,7 @@ def test_groups_interleave():
     assert set(assign_groups(1000, (2, 1, 1))[:8]) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(("clients", "proportions"), [(3, (1, 1, 1, 1)), (10, (100, 1)), (0, (1,)), (-2, (1, 1))])
+@for_rows(("clients", "proportions"), [(3, (1, 1, 1, 1)), (10, (100, 1)), (0, (1,)), (-2, (1, 1))])
 def test_every_group_has_a_client(clients, proportions):
     with pytest.raises(DataError, match="without a client"):
         assign_groups(clients, proportions)
@@ -238,7 +237,7 @@ def test_fashion_mnist_of_a_thousand_clients(data_dir):
     assert -1 <= shards[3].x.min() < 0 < shards[3].x.max() <= 1
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         ({"shift": "rotations"}, "shift = 'rotations': must be label-permutation, .*; did you mean 'rotation'\\?"),

@@ -3,7 +3,7 @@
 import json
 import re
 
-import pytest
+from kit.tables import for_rows
 
 from coterie.datasets.left_out import LeftOut, Loss, unequal_losses
 
@@ -69,7 +69,7 @@ def test_json_states_all_of_it():
     }
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("kept", "lost", "warns"),
     [
         ({"healthy": 35, "sick": 94}, {"healthy": 65, "sick": 6}, "65 of 100 of class healthy .* and 6 of 100 of"),

@@ -2,6 +2,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.datasets import DATASETS, LINES, DataError, Partition, federate, load
 
@@ -47,7 +48,7 @@ def test_lines_are_well_separated():
             assert gap >= 4
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("dataset", "shift", "groups", "complaint"),
     [
         ("lines-easy", "lines", "5", "shift 'lines' has 4 distinct groups, not 5"),

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.commands import assert_refused
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately
@@ -79,7 +80,7 @@ def test_the_unit_is_part_of_the_contract_of_all_sites():
     assert "unit" not in plain.contract  # schemas without units keep their fingerprints
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("old", "new", "words"),
     [
         ('column = "patient"', "", "column is missing"),

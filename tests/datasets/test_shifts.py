@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.datasets import LINES, SHIFTS, DataError
 
@@ -12,7 +13,7 @@ def shifted(name, group, num_groups, *, x=X, y=Y, num_classes=10, seed=0):
     return SHIFTS[name](x, y, group, num_groups, num_classes, seed)
 
 
-@pytest.mark.parametrize("name", sorted(set(SHIFTS) - {"lines"}))
+@for_rows("name", sorted(set(SHIFTS) - {"lines"}))
 def test_group_zero_is_untouched_and_inputs_stay(name):
     x, y = X.copy(), Y.copy()
     for group in (0, 3):
@@ -98,7 +99,7 @@ def test_lines_are_added_to_the_targets():
     assert noise.tolist() == [0.25, 0, -1]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "arguments", "complaint"),
     [
         ("rotation", {"x": np.zeros((6, 4), np.int64)}, r"'rotation' requires images, not examples of shape \(4,\)"),

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.datasets import DATASETS, DataError, Source, download, load
 
@@ -42,7 +43,7 @@ def test_own_function(monkeypatch):
     assert load(own_dataset(monkeypatch, lambda: source)) is source
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "complaint"),
     [
         ("no_such_module:make", "cannot import make from no_such_module"),
@@ -59,7 +60,7 @@ def test_bad_own_functions_are_explained(name, complaint):
         load(name)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         ({"train_x": np.zeros((3, 2, 2), np.float32)}, r"train_x and train_y have shapes \(3, 2, 2\)"),
@@ -108,7 +109,7 @@ def test_kinds_of_examples_and_owners():
         small_source(**{**vars(lines), "test_y": np.array([np.inf], np.float32)})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         (
@@ -144,7 +145,7 @@ def test_tokens_without_classes_are_refused():
         tokens(num_classes=0, **y)
 
 
-@pytest.mark.parametrize("name", sorted(DATASETS))
+@for_rows("name", sorted(DATASETS))
 def test_shipped_sets_say_what_they_are(name):
     info = DATASETS[name]
     assert info.name == name

@@ -7,6 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.datasets import DataError, Partition, Source, federate
 from coterie.fields.settings import ConfigError
@@ -355,7 +356,7 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         np.testing.assert_array_equal(shard.test.y, (source.test_y[-np.array(rows(shard.test)) - 1] + i % 2) % 10)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("arguments", "complaint"),
     [
         ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 training images, but digits has 1400"),

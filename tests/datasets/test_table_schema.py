@@ -1,6 +1,7 @@
 """Schemas of tables: what they determine, that every error is named, and that both forms of text are the same."""
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.datasets import SchemaError, TableSchema
 from coterie.datasets.schema import MAX_CHARACTERS
@@ -111,7 +112,7 @@ def test_the_fingerprint_is_that_of_the_contract_alone():
         assert TableSchema.parse(changed(old, new)).fingerprint != schema.fingerprint, old
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("old", "new", "message"),
     [
         ("version = 1", "version = 2", "version = 2; this release reads version = 1"),
@@ -180,7 +181,7 @@ def test_all_errors_are_named_at_once():
         TableSchema.parse(f"version = 1\n[label]\ncolumn = 'y'\nclasses = [0, 1]\n{columns}")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "text",
     ["x", "[", "{", "{}", "[" * 100_000, "{" * 100_000, "x = " + "[" * 10_000, '{"version": 1e999}', "\0", "1" * 5000],
 )

@@ -2,8 +2,8 @@
 
 import re
 
-import pytest
 from kit.documented import ROOT
+from kit.tables import for_rows
 
 ROWS = [
     line.strip("|").split(" | ")
@@ -17,7 +17,7 @@ def test_there_are_enough_rows_and_none_twice():
     assert len({row[0] for row in ROWS} - {" The same"}) >= len(ROWS) - 1
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip()[:40])
+@for_rows("row", ROWS, ids=lambda row: row[0].strip()[:40])
 def test_a_row_names_a_test(row):
     _, happens, named = row
     assert happens

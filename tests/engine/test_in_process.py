@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.tables import for_rows
 
 from coterie.client.app import app
 from coterie.client.handlers import HANDLERS
@@ -335,7 +336,7 @@ def points_question(verb):
     return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "device", "cores", "workers"),
     [
         ({}, "cpu", 2, 2),

@@ -17,6 +17,7 @@ from flwr.server import ServerConfig
 from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
+from kit.tables import for_rows
 
 from coterie.client import ClusteredClientApp
 from coterie.engine import InProcessGrid
@@ -234,7 +235,7 @@ def test_pushed_messages_are_pulled_once():
     assert list(grid.pull_messages([*ids, "unknown"])) == []
 
 
-@pytest.mark.parametrize("nodes", [0, -2, [], ()])
+@for_rows("nodes", [0, -2, [], ()])
 def test_a_grid_needs_nodes(nodes):
     with pytest.raises(ValueError, match="nodes must be"):
         InProcessGrid(linear_app(), nodes)

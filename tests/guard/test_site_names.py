@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections import Counter
 from contextlib import closing
 
@@ -106,7 +105,4 @@ def test_a_message_of_a_known_run_does_not_read_the_whole_ledger(files, monkeypa
     monkeypatch.setattr(site_names, "read_ledger", lambda _: pytest.fail("reads the whole ledger"))
     monkeypatch.setattr(site_names, "read_bytes", lambda _: pytest.fail("reads the whole ledger"))
     charge(files[0], {"run": "1", "site": "a"})
-    began = time.perf_counter()
-    for _ in range(20):
-        assert names_of_run("1", *files) == ["a"]
-    assert time.perf_counter() - began < 0.5
+    assert names_of_run("1", *files) == ["a"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.models import GANS, ModelError, autoencoder, build_gan, check_gan, gan_for, num_parameters
@@ -53,7 +54,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", GANS)
+@for_rows("name", GANS)
 def test_sizes_are_those_of_the_tables(name):
     gan = build_gan(name, shape_of(name), K)
     generator, discriminator = COUNTS[name.removesuffix("-gn")]
@@ -65,7 +66,7 @@ def test_sizes_are_those_of_the_tables(name):
     assert {layer.negative_slope for layer in gan.modules() if isinstance(layer, nn.LeakyReLU)} == {0.2}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "generator", "discriminator"),
     [
         ("gan-mnist", 3 * ["ReLU"] + ["Sigmoid"], 4 * ["LeakyReLU"]),
@@ -74,7 +75,7 @@ def test_sizes_are_those_of_the_tables(name):
         ("gan-pendigits", 2 * ["LeakyReLU"] + ["Sigmoid"], 2 * ["LeakyReLU"]),
     ],
 )
-@pytest.mark.parametrize("variant", ["", "-gn"])
+@for_rows("variant", ["", "-gn"])
 def test_nonlinearities_are_those_of_the_tables(name, generator, discriminator, variant):
     gan = build_gan(name + variant, shape_of(name), K)
     for part, expected in (("generator", generator), ("discriminator", discriminator)):
@@ -82,7 +83,7 @@ def test_nonlinearities_are_those_of_the_tables(name, generator, discriminator, 
         assert [kind for kind in found if kind in ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")] == expected
 
 
-@pytest.mark.parametrize("name", GANS)
+@for_rows("name", GANS)
 def test_what_they_make_and_how_they_judge_it(name):
     gan, x = made(name)
     assert x.shape == (3, *shape_of(name))
@@ -97,7 +98,7 @@ def test_that_of_vectors_takes_any_shape(shape):
     assert gan["discriminator"](x).shape == (3, 1)
 
 
-@pytest.mark.parametrize("name", GANS)
+@for_rows("name", GANS)
 def test_a_record_changes_the_logit_of_another_only_by_batch_normalisation(name):
     gan, x = made(name, n=4)
     with torch.no_grad():
@@ -108,7 +109,7 @@ def test_a_record_changes_the_logit_of_another_only_by_batch_normalisation(name)
     assert moved.tolist() == ([True, False, False, False] if name.endswith("-gn") else [True] * 4)
 
 
-@pytest.mark.parametrize("name", GANS)
+@for_rows("name", GANS)
 def test_opacus_accepts_the_variants_alone(name):
     from opacus.validators import ModuleValidator
 
@@ -116,7 +117,7 @@ def test_opacus_accepts_the_variants_alone(name):
     assert (ModuleValidator.validate(discriminator, strict=False) == []) is name.endswith("-gn")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("shape", "private", "name"),
     [
         (GREY, False, "gan-mnist"),

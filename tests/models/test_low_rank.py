@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
@@ -96,7 +97,7 @@ def test_dpsgd_of_adapters_by_ghost_norms_equals_opacus_and_leaves_the_rest_alon
     assert sums[True].norm() > 0.1
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("network", "given", "words"),
     [
         (mlp(), {"layers": ["1"]}, "layer '1' is ReLU, not nn.Linear; choose from 0, 2, 4"),
@@ -125,7 +126,7 @@ def test_a_single_layer_can_be_adapted():
 # ---- the setting ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("text", "expected"),
     [
         ("none", None),
@@ -140,7 +141,7 @@ def test_adapters_as_a_text(text, expected):
     assert TrainingSettings(adapters=text).network == NetworkSpec("mlp-32", text)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "text",
     ["", "lor", "lora:rank", "lora:rank=", "lora:rank=0", "lora:rank=1.5", "lora:rnk=2", "lora:rank=2,rank=3",
      "lora:alpha=0", "lora:alpha=nan", "lora:alpha=inf", "lora:layers=", "lora:layers=a+", "lora:std=-1",
@@ -173,7 +174,7 @@ def test_the_state_of_the_generator_does_not_depend_on_adapters():
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("model", "adapters", "words"),
     [
         ("mlp-32", "lora:rank=3", r"model 'mlp-32': adapters: rank must be .* below 3, .* 'output'"),

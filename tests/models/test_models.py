@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -51,7 +52,7 @@ def own_model(monkeypatch, function):
     return "own_models:make"
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "count"),
     [
         ("linear", 784 * 10 + 10),
@@ -81,8 +82,8 @@ def test_all_models_are_listed_with_their_facts():
     assert all(info.name == name and info.title and info.source for name, info in MODELS.items())
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 14, 14), (1, 13, 15), (1, 8, 8)])
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@for_rows("shape", [(1, 28, 28), (3, 32, 32), (1, 14, 14), (1, 13, 15), (1, 8, 8)])
+@for_rows("name", IMAGE_MODELS)
 def test_logits(name, shape):
     if name == "lenet" and min(shape[1:]) < 12:
         with pytest.raises(ModelError, match=r"'lenet' requires images of at least 12×12, not 8×8"):
@@ -107,7 +108,7 @@ def test_mlp_is_the_formula():
     np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@for_rows("name", sorted(MODELS))
 def test_opacus_accepts_it(name):
     from opacus.validators import ModuleValidator
 
@@ -137,7 +138,7 @@ def test_per_example_gradients_by_vmap_are_those_of_a_loop(name):
             torch.testing.assert_close(together[key][i], value.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@for_rows("name", sorted(MODELS))
 def test_initial_parameters_are_torchs_under_the_seed(name):
     shape, classes = example(name)
     arrays = initialise(name, shape, classes, seed=7)
@@ -169,7 +170,7 @@ def test_unknown_names_get_the_nearest():
         features("pool")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("shape", "classes", "complaint"),
     [
         ((28, 28), 10, r"input_shape is \(28, 28\)"),
@@ -183,7 +184,7 @@ def test_impossible_shapes(shape, classes, complaint):
         build("linear", shape, classes)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "shape", "classes", "complaint"),
     [
         (
@@ -255,7 +256,7 @@ def test_own_function(monkeypatch):
     assert initialise(name, (1, 1, 5), 3, seed=0)["weight"].shape == (3, 5)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "complaint"),
     [
         ("no_such_module:make", "cannot import make from no_such_module"),
@@ -304,7 +305,7 @@ def tilted(degrees, side=28):
     return np.stack([slope, -slope])[:, None].astype(np.float32)
 
 
-@pytest.mark.parametrize("k", range(8))
+@for_rows("k", range(8))
 def test_hog_tells_directions_apart(k):
     """Rows grow downwards, so that direction k is clockwise; a reversed edge is the opposite direction."""
     rising, falling = hog(tilted(-45 * k))
@@ -348,7 +349,7 @@ def test_hog_of_a_colour_image_takes_the_strongest_channel():
     assert np.abs(hog(colours) - hog(grey)).mean() < 0.02
 
 
-@pytest.mark.parametrize("shape", [(1, 7, 7), (1, 8, 8), (3, 32, 32), (1, 13, 30)])
+@for_rows("shape", [(1, 7, 7), (1, 8, 8), (3, 32, 32), (1, 13, 30)])
 def test_hog_of_other_sizes(shape):
     values = hog(np.random.default_rng(0).uniform(-1, 1, (2, *shape)).astype(np.float32))
     assert values.shape == (2, 8, 7, 7)
@@ -512,8 +513,8 @@ def test_plain_networks_predict_real_targets_too(name):
     assert images(torch.zeros(2, *SHAPE)).shape == (2,)
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("name", ["linear", "mlp-32"])
+@for_rows("private", [False, True])
+@for_rows("name", ["linear", "mlp-32"])
 def test_real_targets_train_alike_together_and_alone(name, private):
     from coterie.client.backend import train
     from coterie.client.dpsgd import DPSGD, train_privately

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kit.mixing_networks import APART, FOUND_BY_OUTPUTS, FirstBatch, Net
+from kit.tables import for_rows
 from kit.tiers import mark_slow
 from torch import nn
 
@@ -127,7 +128,7 @@ MIXING = {
 }
 
 
-@pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
+@for_rows("function", MIXING.values(), ids=MIXING)
 def test_features_that_mix_images_are_refused(function):
     message = r"the function is not row-wise: feature \(\d+, \d+, \d+\) of an image changes with .*: use"
     with pytest.raises(ModelError, match=message):
@@ -213,15 +214,15 @@ ROW_WISE = {
 }
 
 
-@pytest.mark.parametrize("function", ROW_WISE.values(), ids=ROW_WISE)
+@for_rows("function", ROW_WISE.values(), ids=ROW_WISE)
 def test_features_that_treat_every_image_by_itself_pass(function):
     apply = CustomFeatures("a:f", function)
     x = np.random.RandomState(3).uniform(-1, 1, (7, *SHAPE)).astype(np.float32)
     np.testing.assert_array_equal(apply(x), function(x))
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 7, 9)])
-@pytest.mark.parametrize("name", FEATURES)
+@for_rows("shape", [(1, 28, 28), (3, 32, 32), (1, 7, 9)])
+@for_rows("name", FEATURES)
 def test_built_in_features_pass(name, shape):
     start = time.process_time()
     assert CustomFeatures("a:f", features(name))(np.zeros((2, *shape), np.float32)).shape[0] == 2

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.client.personal import personalised
@@ -48,7 +49,7 @@ def same(found, wanted):
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("inputs", "named", "wanted"),
     [
         ([Part((7,))], {}, ((X,), {})),
@@ -74,7 +75,7 @@ def test_categories_are_whole_numbers_in_range():
     assert kept.dtype == torch.int64
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("make", "text"),
     [
         (lambda: with_inputs(Recorder()), "name the parts of an example"),

@@ -1,8 +1,8 @@
 """The trainable part of a network, its constants, and networks without batch normalisation."""
 
 import numpy as np
-import pytest
 import torch
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.models import (
@@ -69,7 +69,7 @@ def test_a_fingerprint_covers_names_types_shapes_and_bits():
     assert differing(base, dict(base)) == []
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("layer", "shape", "groups"),
     [
         (nn.BatchNorm2d(64), (2, 64, 3, 3), 32),

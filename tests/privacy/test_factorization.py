@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy.mechanisms import factorization
 from coterie.privacy.mechanisms.factorization import banded_matrix, dense, prefix_errors
@@ -24,7 +25,7 @@ def sensitivity(matrix, slots):
     return math.sqrt(squares)
 
 
-@pytest.mark.parametrize(("rounds", "bands"), SHAPES)
+@for_rows(("rounds", "bands"), SHAPES)
 def test_it_is_lower_triangular_banded_and_has_unit_columns(rounds, bands):
     matrix = dense(banded_matrix(rounds, bands))
     apart = np.subtract.outer(np.arange(rounds), np.arange(rounds))
@@ -33,8 +34,8 @@ def test_it_is_lower_triangular_banded_and_has_unit_columns(rounds, bands):
     assert np.linalg.matrix_rank(matrix) == rounds
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 10])
-@pytest.mark.parametrize("bands", [1, 2, 3])
+@for_rows("rounds", [3, 7, 10])
+@for_rows("bands", [1, 2, 3])
 def test_its_sensitivity_is_the_root_of_the_number_of_participations(rounds, bands):
     matrix = dense(banded_matrix(rounds, bands))
     assert sensitivity(matrix, bands) == pytest.approx(math.sqrt(math.ceil(rounds / bands)), rel=1e-6)

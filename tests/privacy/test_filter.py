@@ -8,6 +8,7 @@ from bisect import bisect_left
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from kit.tables import for_rows
 
 from coterie.audit import adaptive
 from coterie.audit.adaptive import FIRST_REQUESTS, Budget, random_strategy, two_continuations, worst_strategy
@@ -161,7 +162,7 @@ def test_a_plan_that_does_not_contain_the_request_pins_nothing():
     assert Filter.pin({SAMPLED: 8}, 2.0, DELTA, planned={SMALL: 9}) == Filter.pin({SAMPLED: 8}, 2.0, DELTA)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("events", "within"),
     [
         ({SAMPLED: 5}, True),
@@ -220,7 +221,7 @@ def test_an_entry_is_what_was_pinned():
     assert Filter.parse(json.loads(json.dumps(found.entry())), 2.0, DELTA) == found
 
 
-@pytest.mark.parametrize("count", [1, 999, 1001, 50_000])
+@for_rows("count", [1, 999, 1001, 50_000])
 def test_every_event_counts_at_the_order_of_the_filter(count):
     """In closed form: the divergence of a Gaussian at order a is a / (2 z^2), and counts add up."""
     order, delta = 6.0, 1e-5

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from test_anchors import DELTA, EPSILON, OTHER, PLANNED, STEP, Site, keep
 
 from coterie.privacy import BudgetError, ClientLedger, Ledger, LedgerError, PrivacyError, RecordPlan, epsilon
@@ -100,7 +101,7 @@ def test_a_plan_states_it_only_where_it_is_used():
         plan(held_out_epsilon=5.0)
 
 
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "2", True, None])
+@for_rows("value", [-1.0, math.nan, math.inf, "2", True, None])
 def test_a_server_cannot_propose_another_number(value):
     terms = {key: item for key, item in plan().terms().items() if key != "mechanism"}
     with pytest.raises(PrivacyError):

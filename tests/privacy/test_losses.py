@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy import Event, Ledger, Permit, PerUnit, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
 from coterie.wire import EvaluateRequest, LossesRequest, TrainRequest
@@ -61,14 +62,14 @@ def test_a_record_moves_all_losses_together_by_the_sensitivity_and_no_more(model
     assert farthest == pytest.approx(3.0 * math.sqrt(models) / 10)
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 5e-324, 1e308])
+@for_rows("bound", [0.0, -1.0, math.nan, math.inf, 5e-324, 1e308])
 def test_a_bound_that_makes_no_sense(bound):
     with pytest.raises(PrivacyError, match="bound of a record's loss must lie in"):
         told([[1.0]], bound=bound)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("at_once", [1, 13, 23, 32, 70, 100])
+@for_rows("accountant", ["pld", "rdp"])
+@for_rows("at_once", [1, 13, 23, 32, 70, 100])
 def test_all_messages_together_cost_what_one_release_of_the_loss_noise_costs(at_once, accountant):
     plan = replace(PLAN, models_per_message=at_once)
     assert plan.loss_deviation == pytest.approx(4.0 * math.sqrt(70))  # in units of L; a record moves sums by L sqrt(70)

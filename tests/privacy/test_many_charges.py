@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy import Event, Joint, Ledger, accounting, calibrate, epsilon
 from coterie.privacy.check import check
@@ -17,8 +18,8 @@ def costs_of(charges, epsilon=1e6, accountant="pld"):
     return [ledger.charge_round(number, event, count).epsilon for number, (event, count) in enumerate(charges, 1)]
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("count", [1, 3, 97])
+@for_rows("accountant", ["pld", "rdp"])
+@for_rows("count", [1, 3, 97])
 def test_the_cost_of_many_charges_is_that_of_at_most_a_sixtieth_more(accountant, count):
     event, number = Event(0.3, 4.0), 2 * EVERY // count + 2
     stated = costs_of([(event, count)] * number, accountant=accountant)

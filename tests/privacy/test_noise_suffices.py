@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy import Banded, Joint, PrivacyError, RecordPlan, RRSlot, Secure
 from coterie.privacy.mechanisms import banded, rebalancing
@@ -108,7 +109,7 @@ def test_labels_that_are_less_random_than_charged_are_refused(monkeypatch):
         replace(plan, rounds=5)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_rows("seed", range(200))
 def test_layers_suffice_if_every_number_of_survivors_has_the_noise(seed):
     rng = np.random.default_rng(seed)
     clients = int(rng.integers(3, 60))

@@ -5,6 +5,7 @@ import operator
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy import PerRecord, PerUnit, PrivacyError
 from coterie.privacy.score_histograms import CELLS, UnitCounts
@@ -15,8 +16,8 @@ EXITS += [str, repr, abs, math.fsum, max, np.array, "{}".format, "%s".__mod__, l
 EXITS += [lambda v: v == 12345.0, lambda v: v > 1, lambda v: np.float64(v), lambda v: v * 1.0]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("exit", EXITS)
+@for_rows("value", VALUES, ids=lambda value: type(value).__name__)
+@for_rows("exit", EXITS)
 def test_nothing_converts_an_exact_value(value, exit):
     try:
         left = exit(value)

@@ -4,8 +4,8 @@ import math
 
 import dp_accounting
 import numpy as np
-import pytest
 from dp_accounting.rdp import RdpAccountant
+from kit.tables import for_rows
 
 from coterie.privacy.renyi import poisson_gaussian_divergences
 
@@ -21,7 +21,7 @@ def library(noise, rate):
 RELEASES = [(1.1, 0.01), (0.3, 0.5), (0.05, 0.2), (20.0, 0.1), (300.0, 0.999), (2.0, 1 - 1e-9), (1.0, 1e-8), (0.7, 1.0)]
 
 
-@pytest.mark.parametrize(("noise", "rate"), RELEASES)
+@for_rows(("noise", "rate"), RELEASES)
 def test_divergences_are_those_of_dp_accounting(noise, rate):
     np.testing.assert_allclose(
         poisson_gaussian_divergences(noise, rate, ORDERS), library(noise, rate), rtol=1e-9, atol=1e-13

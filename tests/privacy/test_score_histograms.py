@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.tables import for_rows
 
 from coterie.privacy import Banded, Joint, LedgerError, RRSlot, Streams, epsilon
 from coterie.privacy.score_histograms import (
@@ -48,7 +49,7 @@ def test_a_record_is_counted_once(records, further):
     assert sorted(after - before) == [0.0] * (CELLS - 1) + [1.0]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "counts", [None, "many", [1.0], [[1.0] * CELLS], [math.nan] * CELLS, [-1.0] * CELLS, [math.inf] + [0.0] * 63, [{}]]
 )
 def test_what_is_no_count_adds_nothing(counts):

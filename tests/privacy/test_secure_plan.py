@@ -5,6 +5,7 @@ import secrets
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy import (
     Event,
@@ -40,8 +41,8 @@ def updates(count, scale=0.3, seed=0):
 # ---- a vector ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shares", [(0.04, 0.01), (0.0, 0.0), (0.5, 0.3), (0.0, 0.5)])
-@pytest.mark.parametrize("shared", [0, 7, SIZE])
+@for_rows("shares", [(0.04, 0.01), (0.0, 0.0), (0.5, 0.3), (0.0, 0.5)])
+@for_rows("shared", [0, 7, SIZE])
 def test_the_norm_of_a_vector_is_at_most_that_of_the_grid(shares, shared):
     plan = make(identifier_share=shares[0], clip_share=shares[1])
     rng = np.random.default_rng(1)
@@ -280,7 +281,7 @@ def test_the_certificate_follows_from_the_ledger():
 # ---- refusals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("numbers", "problem"),
     [
         ({"dropout": 0.34}, "dropout must be"),

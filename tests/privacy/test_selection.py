@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from scipy.special import ndtri, softmax
 from scipy.stats import chisquare
 
@@ -24,7 +25,7 @@ def test_the_choice_follows_the_exponential_mechanism():
     assert chisquare(chosen, 20_000 * expected).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("wild", [1e9, math.inf, -math.inf, -5.0, math.nan])
+@for_rows("wild", [1e9, math.inf, -math.inf, -5.0, math.nan])
 def test_one_record_moves_a_choice_by_the_bound_at_most(wild):
     record = np.array([[wild, 0.5, 0.0]])
     clipped = np.clip(np.nan_to_num(record, nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
@@ -45,7 +46,7 @@ def test_losses_of_neighbours_lie_in_an_interval_of_length_epsilon():
         assert np.ptp(ratio) <= epsilon + 1e-9
 
 
-@pytest.mark.parametrize("epsilon", [0.001, 0.02, 0.5, 1.0, 3.0, 8.0])
+@for_rows("epsilon", [0.001, 0.02, 0.5, 1.0, 3.0, 8.0])
 def test_the_gaussian_dominates_every_pair_of_bounded_range(epsilon):
     """The corner of the two-point pair with losses t and t - e lies on a Gaussian curve of no larger shift."""
     mu = 1 / selection_event(epsilon).noise_multiplier
@@ -74,8 +75,8 @@ def hockey_stick(p, q, loss):
     return float(np.maximum(p - math.exp(loss) * q, 0).sum())
 
 
-@pytest.mark.parametrize("k", range(2, 9))
-@pytest.mark.parametrize("gap", [0.01, 0.5, 2.0, 6.0])
+@for_rows("k", range(2, 9))
+@for_rows("gap", [0.01, 0.5, 2.0, 6.0])
 def test_the_gaussian_dominates_replaced_and_withdrawn_labels(k, gap):
     mu, total = identifier_mu(gap, k), math.exp(gap) + k - 1
     one, other = np.ones(k), np.ones(k)
@@ -86,8 +87,8 @@ def test_the_gaussian_dominates_replaced_and_withdrawn_labels(k, gap):
         assert most <= gaussian_delta(mu, loss) + 1e-12
 
 
-@pytest.mark.parametrize("k", [2, 4, 10])
-@pytest.mark.parametrize("mu", [1e-4, 0.1, 0.45, 2.0, 5.0])
+@for_rows("k", [2, 4, 10])
+@for_rows("mu", [1e-4, 0.1, 0.45, 2.0, 5.0])
 def test_the_gap_is_the_largest_that_mu_pays_for(k, mu):
     gap = identifier_gap(mu, k)
     assert identifier_mu(gap, k) <= mu

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from matplotlib.colors import same_color
 from rich.console import Console
 
@@ -268,7 +269,7 @@ def test_the_table_in_the_terminal(tmp_path):
     assert not missing.search(shown(Outcome(strategy="ffcm")))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("many", "written"),
     [(0, "0 B"), (812, "812 B"), (3421, "3.4 kB"), (999_600, "1 MB"), (20_600_000, "21 MB"), (5_000_000_000, "5 GB")],
 )

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from kit.tables import for_rows
 from rich.console import Console
 
 from coterie.privacy import Banded, RRSlot, certificate
@@ -649,7 +650,7 @@ def test_the_table_survives_empty_files():
     assert "none, ε = ∞" in shown(Outcome(), {})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("value", "written"),
     [
         (7.99, "7.99"),
@@ -666,7 +667,7 @@ def test_epsilon_is_never_rounded_to_the_better_side(value, written):
     assert formats.epsilon(value) == written
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("value", "written"),
     [(2e-5, "2×10⁻⁵"), (1.25e-6, "1.25×10⁻⁶"), (80, "80"), (8.0, "8"), (1.08251, "1.083"), (0, "0"), (math.nan, "–")],
 )
@@ -674,7 +675,7 @@ def test_numbers(value, written):
     assert formats.number(value) == written
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("seconds", "written"),
     [(0.05, "0.05 s"), (41, "41 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (None, "–")],
 )

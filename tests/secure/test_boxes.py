@@ -1,6 +1,7 @@
 """Sealed boxes of shares: a key seals any number of them, each under a nonce of its own."""
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy.secure_aggregation import SecureError
 from coterie.privacy.secure_aggregation.keys import seal, unseal
@@ -16,7 +17,7 @@ def test_two_boxes_of_one_key_have_two_nonces():
     assert [unseal(KEY, box, CONTEXT) for box in boxes] == [bytes(64), bytes(64), b"\x01" * 64]
 
 
-@pytest.mark.parametrize("place", [0, 12, 40, -1])
+@for_rows("place", [0, 12, 40, -1])
 def test_a_changed_box_is_not_opened(place):
     box = bytearray(seal(KEY, bytes(64), CONTEXT))
     box[place] ^= 1

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy.secure_aggregation import discrete_gaussian, from_grid, to_grid, to_modulus
 from coterie.privacy.secure_aggregation.integers import STEPS
 
 
-@pytest.mark.parametrize("case", range(60))
+@for_rows("case", range(60))
 def test_integers_have_a_norm_of_at_most_the_steps_and_err_by_half_a_step(case):
     rng = np.random.default_rng(case)
     n = int(rng.choice([1, 2, 5, 100, 5_000]))
@@ -21,13 +22,13 @@ def test_integers_have_a_norm_of_at_most_the_steps_and_err_by_half_a_step(case):
     np.testing.assert_allclose(grid / STEPS, vector * room / max(norm, 1), atol=0.5001 / STEPS)
 
 
-@pytest.mark.parametrize("entry", [1e308, 5e-324, -1e-300, 2.0**60])
+@for_rows("entry", [1e308, 5e-324, -1e-300, 2.0**60])
 def test_huge_and_tiny_entries_keep_the_norm(entry):
     grid = to_grid(np.full(1000, entry))
     assert sum(int(each) ** 2 for each in grid) <= STEPS**2
 
 
-@pytest.mark.parametrize("vector", [[math.nan], [math.inf], [1.0, -math.inf], [[1.0]]])
+@for_rows("vector", [[math.nan], [math.inf], [1.0, -math.inf], [[1.0]]])
 def test_what_is_no_vector_of_numbers_is_refused(vector):
     with pytest.raises(ValueError, match="finite entries"):
         to_grid(vector)
@@ -55,7 +56,7 @@ def expected(std, reach):
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize("std", [1.0, 1.5, 3.0, 32.0])
+@for_rows("std", [1.0, 1.5, 3.0, 32.0])
 def test_noise_has_the_discrete_gaussian_s_probabilities(std):
     draws = discrete_gaussian(np.random.default_rng(3), std, 200_000)
     reach = math.ceil(8 * std)
@@ -76,7 +77,7 @@ def test_the_sum_of_70_clients_has_70_times_the_variance(std):
     assert inside == pytest.approx(0.6827, abs=0.02)
 
 
-@pytest.mark.parametrize("std", [0.0, 0.99, -1.0, math.nan, math.inf, 2.0**29])
+@for_rows("std", [0.0, 0.99, -1.0, math.nan, math.inf, 2.0**29])
 def test_standard_deviations_out_of_range_are_refused(std):
     with pytest.raises(ValueError, match="standard deviation"):
         discrete_gaussian(np.random.default_rng(), std, 3)

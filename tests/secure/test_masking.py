@@ -9,6 +9,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from kit.tables import for_rows
 
 from coterie.privacy.secure_aggregation import (
     MaskedRound,
@@ -86,7 +87,7 @@ def plain_sum(vectors):
     return np.sum(list(vectors.values()), axis=0, dtype=np.uint64).astype(np.uint32)
 
 
-@pytest.mark.parametrize("case", range(200))
+@for_rows("case", range(200))
 def test_the_sum_is_exact_whoever_drops_out(case):
     rng = np.random.default_rng(case)
     n = int(rng.integers(2, 9))
@@ -130,7 +131,7 @@ def test_a_client_that_sends_wrong_shares_is_noticed(kind):
         play.total({**shares, 3: replace(shares[3], **{kind: wrong})})
 
 
-@pytest.mark.parametrize("share", [b"", bytes(31), b"\xff" * 32, bytes(33)])
+@for_rows("share", [b"", bytes(31), b"\xff" * 32, bytes(33)])
 def test_malformed_shares_are_refused(share):
     play = Play.of(round_of())
     shares = play.shares()
@@ -145,13 +146,13 @@ def test_a_client_gives_a_seed_or_a_key_never_both():
         assert list(given.keys) == [12]
 
 
-@pytest.mark.parametrize(("t", "c"), [(3, 0), (3, 1), (4, 2), (0, 0), (7, 1), (4, -1), (2, 3)])
+@for_rows(("t", "c"), [(3, 0), (3, 1), (4, 2), (0, 0), (7, 1), (4, -1), (2, 3)])
 def test_thresholds_that_allow_two_lists_of_survivors_are_refused(t, c):
     with pytest.raises(SecureError, match="2t > n"):
         round_of(threshold=t, corrupt=c)
 
 
-@pytest.mark.parametrize("size", [0, -1, 2**23 + 1, 2**62])
+@for_rows("size", [0, -1, 2**23 + 1, 2**62])
 def test_vectors_of_an_impossible_size_are_refused_before_they_are_allocated(size):
     with pytest.raises(SecureError, match="from 1 to"):
         round_of(size=size)
@@ -193,7 +194,7 @@ def hostile_openings(play):
 HOSTILE = [name for name, _ in hostile_openings(Play.of(round_of()))]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_rows("name", HOSTILE)
 def test_a_hostile_server_s_openings_are_refused_before_a_vector_leaves(name):
     round = round_of()
     clients = {client: client_of(round, client) for client in round.cohort}
@@ -206,9 +207,7 @@ def test_a_hostile_server_s_openings_are_refused_before_a_vector_leaves(name):
         clients[1].receive(openings, TASK)
 
 
-@pytest.mark.parametrize(
-    "survivors", [[1, 3, 4], [1, 3, 4, 4], [4, 3, 1, 7], [1, 3, 4, 5], [3, 4, 7, 9], [1, 3, 4, 7, 9, 12, 13], []]
-)
+@for_rows("survivors", [[1, 3, 4], [1, 3, 4, 4], [4, 3, 1, 7], [1, 3, 4, 5], [3, 4, 7, 9], [1, 3, 4, 7, 9, 12, 13], []])
 def test_lists_of_survivors_that_are_not_signed(survivors):
     play = Play.of(round_of())
     with pytest.raises(SecureError):
@@ -298,7 +297,7 @@ def test_a_client_that_is_restored_before_every_step_gives_the_same_sum(dropped)
     np.testing.assert_array_equal(unmasked_sum(round, openings, masked, shares)[0], plain_sum(vectors))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "change", [{"round": "00"}, {"client": 3}, {"seed": "x"}, {"held": [1]}, {"step": None}, {"held": {"1": ["00"]}}]
 )
 def test_a_damaged_state_is_refused(change):
@@ -325,7 +324,7 @@ def test_signatures_of_a_round_that_was_opened_twice_do_not_count():
         first.clients[1].unmask(signatures)
 
 
-@pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"", bytes(31)])
+@for_rows("key", [bytes(32), b"\x01" + bytes(31), b"", bytes(31)])
 def test_public_keys_of_small_order_or_another_length_are_refused(key):
     round = round_of((1, 2, 3), 2, 0)
     hostile = MaskingClient(round, 1, {**ROSTER, 2: key}, SIGNERS[1].sign, verify)
@@ -333,9 +332,7 @@ def test_public_keys_of_small_order_or_another_length_are_refused(key):
         opened(hostile)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"run": b"2"}, {"number": 6}, {"attempt": 1}, {"plan": b"p"}, {"corrupt": 0}, {"size": 9}]
-)
+@for_rows("changed", [{"run": b"2"}, {"number": 6}, {"attempt": 1}, {"plan": b"p"}, {"corrupt": 0}, {"size": 9}])
 def test_every_part_of_a_round_is_in_its_digest(changed):
     assert round_of().digest != replace(round_of(), **changed).digest
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pytest
+from kit.tables import for_rows
 
 from coterie.privacy.secure_aggregation import NoiseLayers, Surplus, noise_layers
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS
@@ -19,7 +19,7 @@ def keys(count):
     return [secrets.token_bytes(32) for _ in range(count)]
 
 
-@pytest.mark.parametrize("case", range(300))
+@for_rows("case", range(300))
 def test_honest_survivors_have_the_noise_of_the_guarantee_whoever_stays(case):
     rng = np.random.default_rng(case)
     clients = int(rng.integers(1, 400))
@@ -58,7 +58,7 @@ def test_more_survivors_than_expected_keep_the_first_layer():
     assert [LAYERS.kept(survivors) for survivors in (12, 11, 10, 9, 8, 7, 6)] == [1, 1, 1, 2, 3, 4, 4]
 
 
-@pytest.mark.parametrize("survivors", [10, 9, 8, 7])
+@for_rows("survivors", [10, 9, 8, 7])
 def test_less_the_surplus_the_noise_is_that_of_the_layers_that_are_kept(survivors):
     secret, size = keys(survivors), 5000
     drawn = [LAYERS.draw(key, size) for key in secret]
@@ -87,7 +87,7 @@ def test_what_is_revealed_does_not_give_the_layers_before_it(monkeypatch):
     assert LAYERS.surplus(secret, digests, 7) == Surplus()
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "surplus",
     [Surplus(bytes(32), bytes(32)), Surplus(bytes(32)), Surplus(b"", bytes(32)), Surplus(), Surplus(b"x", b"y")],
 )

@@ -5,12 +5,13 @@ import secrets
 from contextlib import suppress
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.privacy.secure_aggregation import SecureError
 from coterie.privacy.secure_aggregation.shamir import SECRET_BYTES, combine, split, weights
 
 
-@pytest.mark.parametrize(("t", "n"), [(1, 1), (1, 3), (2, 2), (2, 4), (3, 5), (5, 5), (40, 60)])
+@for_rows(("t", "n"), [(1, 1), (1, 3), (2, 2), (2, 4), (3, 5), (5, 5), (40, 60)])
 def test_every_choice_of_enough_shares_gives_the_secret(t, n):
     secret = secrets.token_bytes(SECRET_BYTES)
     shares = dict(enumerate(split(secret, t, n), 1))
@@ -45,13 +46,13 @@ def test_persons_must_differ_and_start_at_1(persons):
         weights(persons)
 
 
-@pytest.mark.parametrize(("length", "t", "n"), [(30, 1, 1), (32, 1, 1), (31, 0, 3), (31, 4, 3)])
+@for_rows(("length", "t", "n"), [(30, 1, 1), (32, 1, 1), (31, 0, 3), (31, 4, 3)])
 def test_other_lengths_and_thresholds_are_refused(length, t, n):
     with pytest.raises(ValueError, match="a secret has 31 bytes"):
         split(bytes(length), t, n)
 
 
-@pytest.mark.parametrize("share", [b"", bytes(31), bytes(33), b"\xff" * 32])
+@for_rows("share", [b"", bytes(31), bytes(33), b"\xff" * 32])
 def test_malformed_shares_are_refused(share):
     with pytest.raises(SecureError, match="malformed"):
         combine({1: share})

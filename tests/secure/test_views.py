@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from kit.tables import for_rows
 from kit.tiers import mark_slow
 
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, NoiseLayers, SecureError
@@ -337,7 +338,7 @@ def real_round(play: Play) -> tuple[set[int], set[int], dict[int, tuple[set[int]
     return sends, signs, shares
 
 
-@pytest.mark.parametrize("case", range(60))
+@for_rows("case", range(60))
 def test_the_model_follows_the_rules_of_the_code(case):
     rng = Random(case)
     play = random_server(rng, cohort_of(rng))

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from rich.console import Console
 
 from coterie import models as networks
@@ -50,7 +51,7 @@ def test_equal_runs_have_equal_models_of_clients_alone():
     assert (first.alone_accuracy, first.alone_clients) == (second.alone_accuracy, second.alone_clients)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "clients"),
     [
         ({"train_alone": 4, "rounds": 200, "clients": 100}, 4),
@@ -65,7 +66,7 @@ def test_clients_alone_take_at_most_a_tenth_of_the_training(settings, clients):
     assert alone(**settings).alone_clients == clients
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "settings",
     [
         {"train_alone": 0},
@@ -111,7 +112,7 @@ def test_a_simulation_ends_with_the_comparison(tmp_path):
     assert "Federation pays" in console.export_text()
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("scores", "pays", "text"),
     [
         ({"accuracy": 0.9, "alone_accuracy": 0.5}, True, "yes: 90.0 % against 50.0 % for a model"),
@@ -152,7 +153,7 @@ def test_the_page_and_a_site_state_the_same_figure(monkeypatch):
     assert calls == [(3, RunConfig(SMALL).training.lr, RunConfig(SMALL).training.batch_size)] * 2
 
 
-@pytest.mark.parametrize("rounds", [1, 3, 4, 8, 10])
+@for_rows("rounds", [1, 3, 4, 8, 10])
 def test_the_last_quarter_of_local_training_has_small_steps(rounds):
     plan = NoPrivacy(clients=1, num_clusters=1, sampling_rate=1.0, rounds=rounds)
     steps = []

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, cohen_kappa_score, normalized_mutual_info_score
 
@@ -35,7 +36,7 @@ def test_confusion_counts_clients():
     assert confusion(*table_to_labels(table)).tolist() == table
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("table", "correct"),
     [
         ([[0, 5], [5, 0]], 10),  # names of clusters do not matter
@@ -62,7 +63,7 @@ def test_an_unmatched_cluster_is_no_group():
     assert set(matched(clusters, groups)[clusters == 2].tolist()) == {-1}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("table", "found"),
     [
         ([[5, 0], [0, 5]], 2),
@@ -150,7 +151,7 @@ def told(table):
     return LabelCounts(client_id=0, classes=table.shape[-1], confusion=tuple(table.ravel().tolist()))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "table",
     [
         [[5, 1, 0], [0, 2, 9], [3, 3, 3]],

@@ -7,6 +7,7 @@ and the way out.
 from contextlib import closing
 
 import pytest
+from kit.tables import for_rows
 from kit.tiers import mark_slow
 
 from coterie.fields.settings import ConfigError
@@ -69,7 +70,7 @@ def test_a_degenerate_run_ends_with_a_report(tmp_path, name, unit, change):
     assert write_report([tmp_path / "run"], tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(("name", "unit", "change"), REFUSALS)
+@for_rows(("name", "unit", "change"), REFUSALS)
 def test_a_run_that_cannot_work_is_refused_before_it_starts(name, unit, change):
     with pytest.raises(ConfigError, match=REFUSED[name, change]):
         RunConfig(settings(name, unit, change))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from kit.tables import for_rows
 from torch import nn
 
 from coterie.privacy import Joint
@@ -54,7 +55,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", ARRAYS)
+@for_rows("name", ARRAYS)
 def test_what_is_no_parameter_is_refused_before_round_1(name):
     make, message = ARRAYS[name]
     strategy = FedAvg(private())

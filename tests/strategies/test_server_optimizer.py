@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.run_folders import model, run_in
+from kit.tables import for_rows
 from kit.toys import UP
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
 
@@ -51,7 +52,7 @@ MEANS = np.random.default_rng(0).standard_normal((30, 2, 5)) + 1.0
 # ---- the rules -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@for_rows("momentum", [0.0, 0.5, 0.9, 0.99])
 def test_momentum_is_that_of_pytorch_with_dampening(momentum):
     """Whose first step is undamped: it starts from a step of zero here."""
     means = np.concatenate([np.zeros((1, 2, 5)), MEANS])
@@ -59,7 +60,7 @@ def test_momentum_is_that_of_pytorch_with_dampening(momentum):
     np.testing.assert_allclose(path(ServerOptimizer("momentum", momentum), means)[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@for_rows("momentum", [0.0, 0.5, 0.9, 0.99])
 def test_adam_is_that_of_pytorch_without_noise(momentum):
     expected = of_torch(lambda p: torch.optim.Adam(p, 0.1, betas=(momentum, 0.99), eps=0.0), MEANS)
     np.testing.assert_allclose(path(ServerOptimizer("adam", momentum), MEANS)[0], expected, atol=2e-6)
@@ -71,7 +72,7 @@ def test_sgd_keeps_nothing():
     assert kept == {}
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e25])
+@for_rows("scale", [1e-30, 1e-4, 1.0, 1e25])
 def test_means_of_all_magnitudes_move_a_model_finitely(scale):
     for optimizer in (MOMENTUM, ADAM):
         visited, kept = path(optimizer, scale * MEANS)
@@ -112,8 +113,8 @@ def step_of(plan, name="adam", momentum=0.9):
     return planning.server_lr(plan, ServerOptimizer(name, momentum))
 
 
-@pytest.mark.parametrize("mechanism", [Joint, RRSlot, Banded])
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@for_rows("mechanism", [Joint, RRSlot, Banded])
+@for_rows("name", ["sgd", "momentum", "adam"])
 def test_the_noise_of_a_run_moves_a_parameter_by_the_same_at_most(mechanism, name):
     """Simulated, by the mechanism itself."""
     shape = {"clients": 40, "num_clusters": 2, "rounds": 20, "sampling_rate": 0.25, "clip_norm": 0.5}
@@ -283,7 +284,7 @@ def test_optimizers_that_do_not_exist_are_refused():
         ServerOptimizer("momentum", 1.0)
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@for_rows("name", sorted(STRATEGIES))
 def test_methods_whose_models_change_otherwise_refuse_it(name):
     unit = STRATEGIES[name].units[-1]
     values = {"strategy": name, "server-optimizer": "momentum", "privacy-unit": unit}

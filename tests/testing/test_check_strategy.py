@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import plugged
 import pytest
+from kit.tables import for_rows
 
 from coterie.strategies import FedAvg
 from coterie.strategies.registry import STRATEGIES
@@ -13,7 +14,7 @@ from coterie.testing.strategies import STRATEGY_ITEMS
 from coterie.wire.messages import unpack_models
 
 
-@pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
+@for_rows("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
 def test_the_strategies_of_coterie_conform(name):
     check_strategy(STRATEGIES[name])
 

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from kit.tables import for_rows
 
 from coterie.privacy import Secure
 from coterie.privacy.secure_aggregation import MaskedRound, NoiseLayers, Opening, SecureError, Shares, Surplus
@@ -86,7 +87,7 @@ def sent(content):
     return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(content).SerializeToString()))
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.message_type)
+@for_rows("request_", REQUESTS, ids=lambda request: request.message_type)
 def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(request_):
     content = sent(RecordDict({CONFIG: ConfigRecord(request_.to_record())}))
     record = content.config_records[CONFIG]
@@ -148,13 +149,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@for_rows("name", BAD)
 def test_a_malformed_opening_request_is_refused(name):
     with pytest.raises(RequestError):
         OpenRequest.from_record({**OPEN.to_record(), **BAD[name]})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "change",
     [
         {"opened": [1, 4]},
@@ -263,7 +264,7 @@ HOSTILE_OPENINGS = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE_OPENINGS)
+@for_rows("name", HOSTILE_OPENINGS)
 def test_malformed_openings_are_refused(name):
     with pytest.raises(ReplyError):
         read_opening(HOSTILE_OPENINGS[name], client_id=4, round=ROUND, key=KEY)
@@ -301,7 +302,7 @@ HOSTILE_VECTORS = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE_VECTORS)
+@for_rows("name", HOSTILE_VECTORS)
 def test_vectors_of_another_shape_or_type_are_refused(name):
     with pytest.raises(ReplyError):
         read_masked(HOSTILE_VECTORS[name], client_id=4, round=ROUND, **VIEWED)

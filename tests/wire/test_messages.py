@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from kit.tables import for_rows
 
 from coterie.wire.messages import (
     Layout,
@@ -89,7 +90,7 @@ def test_what_we_send_flower_reads():
         assert (array.dtype, tuple(array.shape)) == ("float32", expected.shape)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         ({"client-id": 5}, "client-id is 5, expected 4"),
@@ -119,7 +120,7 @@ def test_a_truth_value_is_no_number(key):
 REDRAW = np.array([[0.5, 0.5, 0], [0, 1, 0], [0.25, 0, 0.75]])
 
 
-@pytest.mark.parametrize(("label", "redrawn"), [(label, redrawn) for label in range(3) for redrawn in range(3)])
+@for_rows(("label", "redrawn"), [(label, redrawn) for label in range(3) for redrawn in range(3)])
 def test_labels_are_those_that_the_request_allows(label, redrawn):
     content = reply(**{"label": label, "redrawn-label": redrawn})
 
@@ -158,7 +159,7 @@ GOOD = Array(np.ones(3, np.float32))
 FORTRAN = Array(np.ones((2, 3), np.float32, order="F")).data
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "array", "complaint"),
     [
         ("bias", Array(np.ones(4, np.float32)), r"bias is float32 \(4,\), expected float32 \(3,\)"),
@@ -225,8 +226,8 @@ def spoiled(value):
     return points
 
 
-@pytest.mark.parametrize("rows", [1, 4, 5])
-@pytest.mark.parametrize("exactly", [False, True])
+@for_rows("rows", [1, 4, 5])
+@for_rows("exactly", [False, True])
 def test_good_points_are_read(rows, exactly):
     points = np.resize(POINTS, (rows, 2, 3))
     expected = PointsSpec((2, 3), max_points=5, num_points=rows if exactly else 0)
@@ -236,7 +237,7 @@ def test_good_points_are_read(rows, exactly):
         assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         ({"client-id": 5}, "client-id is 5, expected 4"),
@@ -277,7 +278,7 @@ def claims(shape, data=None):
     return Array("float32", shape, "numpy.ndarray", pack_points(POINTS)["points"].data if data is None else data)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("array", "complaint"),
     [
         (Array(POINTS.reshape(4, 6)), r"the points have shape \(6,\), expected \(2, 3\)"),

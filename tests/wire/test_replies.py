@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import MetricRecord
+from kit.tables import for_rows
 
 from coterie.wire import EvaluationReply, LabelCounts, summary_of
 from coterie.wire.messages import ReplyError
@@ -34,7 +35,7 @@ def test_the_client_is_the_one_that_was_asked(claimed):
     )
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("key", "value"),
     [
         *(("accuracy", value) for value in (None, -0.01, 1.01, float("nan"), float("inf"), [0.5], 2)),
@@ -60,7 +61,7 @@ def test_valid_counts_are_read():
     assert counts() == LabelCounts(client_id=7, classes=2, confusion=(5, 0, 1, 2**40 - 1, 0, 0))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "complaint"),
     [
         ({"classes": 0}, "classes is 0"),

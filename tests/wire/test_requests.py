@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from kit.tables import for_rows
 
 from coterie.fields import Bounds, Fields, Length, OneOf
 from coterie.server import RunConfig
@@ -55,7 +56,7 @@ def test_a_good_record_is_read_and_other_keys_are_ignored():
     assert Example.from_record({**GOOD, "step": 1, "flag": True, "maybe": 0, "either": 5}).step == 1.0
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("change", "complaint"),
     [
         ({"many": 0}, r"many is 0; expected an integer in \[1, 10\]"),
@@ -85,7 +86,7 @@ def test_a_bad_value_is_rejected_by_name(change, complaint):
         Example.from_record({**GOOD, **change})
 
 
-@pytest.mark.parametrize("key", GOOD)
+@for_rows("key", GOOD)
 def test_a_missing_value_has_no_default(key):
     with pytest.raises(RequestError, match=f"{key} is missing"):
         Example.from_record({name: value for name, value in GOOD.items() if name != key})
@@ -101,7 +102,7 @@ def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
             ClientConfig.from_record({name: value for name, value in config.items() if name != key})
 
 
-@pytest.mark.parametrize("verb", REQUESTS)
+@for_rows("verb", REQUESTS)
 def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(verb):
     sent = {"round": 1, "record-plans": "[]", "cluster": 2, **OF_VERBS.get(verb, {})}
     request = REQUESTS[verb].from_record({**RunConfig({}).for_clients(), **sent})
@@ -143,7 +144,7 @@ def test_a_redraw_matrix_is_square_and_stochastic(matrix):
             TrainRequest.from_record({**CONFIG, "redraw": wrong})
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "[1]", "[null]", '[{"rounds": 1}]', "[[[" * 10_000])
+@for_rows("text", ["", "{", "{}", "[]", "[1]", "[null]", '[{"rounds": 1}]', "[[[" * 10_000])
 def test_plans_that_are_none(text):
     with pytest.raises(RequestError, match="record-plans"):
         parse_plans(text)

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from kit.tables import for_rows
 
 from coterie import __version__
 from coterie.client.identity import Client, identity_reply
@@ -65,6 +66,6 @@ def test_a_missing_library_is_named(monkeypatch):
     assert versions().endswith("dp-accounting none")
 
 
-@pytest.mark.parametrize("value", [None, 1, "", "x" * 10_000, "a\nb", "\x1b[2J", "<script>", ["coterie 1"]])
+@for_rows("value", [None, 1, "", "x" * 10_000, "a\nb", "\x1b[2J", "<script>", ["coterie 1"]])
 def test_versions_that_a_hostile_node_states_are_not_logged(value):
     assert stated_versions(value) == ""
