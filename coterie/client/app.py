@@ -301,13 +301,11 @@ def _masked_reply(message_type: str, content: RecordDict, client: Client, node: 
 
     _check_guarantee(client, message_type, priced=False)
     if MASKED_STEPS[message_type] == 1:
-        from coterie.client.local_report import keep_local_report
-        from coterie.client.own_model import keep_own_model
+        from coterie.client.own_model import keep_for_owner
 
         cohort = _validated(message_type, content, client, node)
         reply = answer(message_type, content, client, cohort)
-        keep_own_model(cohort, client)
-        keep_local_report(cohort, client)
+        keep_for_owner(cohort, client)
         return reply
     try:
         request = read_round_request(message_type, content)
@@ -338,16 +336,14 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         return _masked_reply(message_type, content, client, node)
     from coterie.client.budget import require_head
     from coterie.client.handlers import HANDLERS  # imports PyTorch
-    from coterie.client.local_report import keep_local_report
-    from coterie.client.own_model import keep_own_model
+    from coterie.client.own_model import keep_for_owner
     from coterie.client.reply_cache import ReplyCache
 
     cohort, handler = _validated(message_type, content, client, node), HANDLERS[message_type]
     if not (client.folder and message_type in (*CHARGED_REQUESTS, EVALUATE) and cohort.plans):
         reply = cohort.replies(handler)[0]
         if isinstance(reply, RecordDict):
-            keep_own_model(cohort, client)
-            keep_local_report(cohort, client)
+            keep_for_owner(cohort, client)
         return reply
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
@@ -361,8 +357,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         if isinstance(reply, RecordDict):
             reply.config_records[REPLY][HEAD] = client.head
             cache.put(message_type, content, reply)
-            keep_own_model(cohort, client)
-            keep_local_report(cohort, client)
+            keep_for_owner(cohort, client)
         return reply
 
 

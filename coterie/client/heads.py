@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from coterie.client.layers import Additive
 from coterie.models import ModelError, call
-from coterie.models.last_layer import last_layer
+from coterie.models.personalization import last_layer
 from coterie.tasks import AUTO, Task
 
 Vectors = npt.NDArray[np.float32]

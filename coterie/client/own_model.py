@@ -1,7 +1,8 @@
-"""A deployed client's own model: fitted to its records after a reply is made, and kept in its state folder.
+"""What a deployed client keeps in its state folder for its owner, after a reply is made.
 
-Nothing of it is sent: no reply depends on whether a client has one. The file is for ``coterie predict`` at the site,
-and the log states locally what the fit brought.
+Its own model is the received one, fitted to its records, for ``coterie predict`` at the site; the log states what the
+fit brought. Its report says how good the received model is on its held-out records. Nothing of either is sent: no reply
+depends on whether a client has one, or on what it says.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from coterie.client.cohort import Cohort
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
 from coterie.client.personal import OwnModels, personalised, trained_alone
-from coterie.client.scores import accuracies
+from coterie.client.scores import accuracies, outputs
 from coterie.datasets import Shard
 from coterie.files import private_folder, read_object, write_atomic
+from coterie.tasks import Performance, beats_constant
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.model_card import ModelCard, scaling_of
+
+_ABOUT = "exact figures of held-out records, which no epsilon covers: for the owner of the data alone, never sent"
 
 
 def own_model_folder(folder: str | Path, client_id: int) -> Path:
@@ -35,24 +39,31 @@ def own_model_folder(folder: str | Path, client_id: int) -> Path:
     return Path(folder) / f"client-{client_id}.own-model"
 
 
-def keep_own_model(cohort: Cohort, client: Client) -> None:
-    """Fit the received model that suits a client's records best to these, if its owner asks for it; write and log it.
+def report_file(folder: str | Path, client_id: int) -> Path:
+    """Return the file of a client's report."""
+    return Path(folder) / f"client-{client_id}.report.json"
+
+
+def keep_for_owner(cohort: Cohort, client: Client) -> None:
+    """Keep what a client's owner asks for, once its reply is made: its own model, and a report on the received one.
 
     A failure is logged, and changes nothing else.
     """
-    if (
-        client.personalize is None
-        or not client.folder
-        or not isinstance(cohort.request, EvaluateRequest | TrainRequest)
-    ):
+    if not client.folder or not isinstance(cohort.request, EvaluateRequest | TrainRequest):
         return
-    try:
-        _keep(cohort, client, client.personalize, Path(client.folder))
-    except Exception as error:  # the reply must not depend on it
-        log(WARNING, "client %s has no model of its own of this round: %s", client.client_id, error)
+    for is_wanted, keep, name in (
+        (client.personalize is not None, _keep_own_model, "model of its own"),
+        (client.local_report, _write_report, "report"),
+    ):
+        try:
+            if is_wanted:
+                keep(cohort, client, Path(client.folder))
+        except Exception as error:  # the reply must not depend on it
+            log(WARNING, "client %s has no %s of this round: %s", client.client_id, name, error)
 
 
-def _keep(cohort: Cohort, client: Client, method: str, folder: Path) -> None:
+def _keep_own_model(cohort: Cohort, client: Client, folder: Path) -> None:
+    method = client.personalize or "none"
     if cohort.layers.own.names:
         log(INFO, "client %s: its layers are its own already, personalize has no effect", client.client_id)
         return
@@ -144,3 +155,44 @@ def _card(cohort: Cohort, own: OwnModels) -> ModelCard:
         certificate="none: the own model of one site, not to be given away",
         version=__version__,
     )
+
+
+# ---- the report ---------------------------------------------------------------------------------------------------
+
+
+def _write_report(cohort: Cohort, client: Client, folder: Path) -> None:
+    shard = cohort.shard(client)
+    if shard.test.x is shard.x or not len(shard.test.y):
+        log(INFO, "client %s: no records are held out, so there is no report", client.client_id)
+        return
+    file = report_file(folder, client.client_id)
+    metrics = _report_metrics(cohort, client, shard)
+    report = {
+        "about": _ABOUT,
+        "run": client.run or None,
+        "round": cohort.request.round,
+        "held-out-records": len(shard.test.y),
+        "metrics": metrics.to_json(),
+    }
+    write_atomic(file, (json.dumps(report, indent=2) + "\n").encode(), sync=False)
+    compared = {True: "better than", False: "not better than", None: "not comparable with"}[beats_constant(metrics)]
+    log(
+        INFO,
+        "client %s: the received model of round %s is %s the best constant prediction, on %s held-out records; "
+        "%s is never sent",
+        client.client_id,
+        cohort.request.round,
+        compared,
+        len(shard.test.y),
+        file.name,
+    )
+
+
+def _report_metrics(cohort: Cohort, client: Client, shard: Shard) -> Performance:
+    """Return the metrics of the one received model, or of that which suits the training records best."""
+    own = replace(cohort, clients=[client])
+    model = cohort.layers.join(cohort.models[own.choose()], own.own)
+    found = outputs(cohort.network, cohort.layers.whole, model, shard.test, cohort.local_training.device)[0]
+    if not np.isfinite(found).all():
+        raise ValueError("the model's outputs are not finite")
+    return cohort.task.measure(shard.test.y, found)(None)

@@ -38,7 +38,7 @@ from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
 from coterie.models import check_personal, trainable
-from coterie.models.last_steps import SMALL_STEP, small_steps
+from coterie.models.personalization import SMALL_STEP, small_steps
 from coterie.tasks import Task, is_real
 from coterie.wire.messages import Layout
 

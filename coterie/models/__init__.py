@@ -16,7 +16,6 @@ from coterie.models.fixed import (
     random_conv,
 )
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
-from coterie.models.last_layer import check_personal, last_layer
 from coterie.models.networks import (
     MODELS,
     ModelInfo,
@@ -28,6 +27,7 @@ from coterie.models.networks import (
     is_tested,
     sizes_of,
 )
+from coterie.models.personalization import check_personal, last_layer
 from coterie.models.pretrained import file_hash
 from coterie.models.several_inputs import Part, with_inputs
 from coterie.models.spec import NetworkSpec

@@ -32,10 +32,10 @@ from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
-from coterie.server.personal_models import check_personal
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.run_requests import submission_of
+from coterie.server.single_clients import check_personal
 from coterie.server.start_models import StartModels
 from coterie.site.roster import SEEN_FILE
 

@@ -10,7 +10,7 @@ The column "Local" of LCFL's Tables II and III (papers/lcfl), and the reference 
 Details
 - All networks start from the same public values, which a client that has not participated keeps.
 - A round has the same number of local epochs as with other methods, so that equal rounds mean equal computation.
-- In the last quarter of the rounds the step size is a tenth: see models/last_steps.py.
+- In the last quarter of the rounds the step size is a tenth: see models/personalization.py.
 - The network is part of the client's state file. If a crash interrupts a round, clients that had finished it train it
   again, from their current state.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from coterie.models.last_steps import SMALL_STEP, small_steps
+from coterie.models.personalization import SMALL_STEP, small_steps
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.method import Parameters
 

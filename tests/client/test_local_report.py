@@ -6,7 +6,7 @@ import logging
 import pytest
 from test_own_model import REQUESTS, _sender, ask, write_data  # noqa: F401
 
-from coterie.client import local_report
+from coterie.client import own_model
 from coterie.tasks import Performance
 
 
@@ -45,7 +45,7 @@ def test_without_held_out_records_there_is_none(tmp_path, caplog):
 
 
 def test_it_is_not_called_worse_without_a_metric_to_compare(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(local_report, "_metrics", lambda *_: Performance(log_loss=0.5))  # all times are censored
+    monkeypatch.setattr(own_model, "_report_metrics", lambda *_: Performance(log_loss=0.5))  # all times are censored
     with caplog.at_level(logging.INFO, "flwr"):
         ask(tmp_path / "on", "evaluate", **{"local-report": True})
     assert "is not comparable with the best constant prediction" in caplog.text
@@ -58,7 +58,7 @@ def test_a_failure_changes_no_reply(tmp_path, monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(local_report, "_write", fail)
+    monkeypatch.setattr(own_model, "_write_report", fail)
     assert ask(tmp_path / "on", "evaluate", **{"local-report": True}) == without
 
 

@@ -1,4 +1,9 @@
-"""The last layer of a network, which clients can fit to their own records (client/personal.py)."""
+"""Models of single clients: the last layer, which a client can fit to its own records, and the steps of one that trains
+alone (client/personal.py).
+
+Plain SGD with one step size ends at a distance from the minimum that grows with the step size. A model that others
+share is a mean over clients, which removes most of it; for a model of one client, small last steps do.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coterie.tasks import Task
+
+
+#: Step size of the last steps, as a share of that of training.
+SMALL_STEP = 0.1
+# Share of all steps that are small.
+_SMALL = 0.25
+
+
+def small_steps(total: int) -> int:
+    """Return how many of ``total`` epochs or rounds, the last ones, have the small step size."""
+    return int(_SMALL * total)
 
 
 def last_layer(network: nn.Module) -> str:
