@@ -90,7 +90,7 @@ REFUSED = {
 
 @for_rows("name", ALL)
 def test_a_record_moves_no_clipped_sum_by_more_than_c(name):
-    """Through any client that accepts the network."""
+    """Through any client that accepts the network; together, over a hundred networks take seconds."""
     network, shape = built(name)
     if name in REFUSED:
         with pytest.raises(ModelError, match=REFUSED[name]):

@@ -254,7 +254,7 @@ SHAPES = {
 }
 
 
-@for_rows("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_number_of_groups_is_found(shape):
     means = SHAPES[shape]
     groups = np.arange(max(20, 4 * len(means))) % len(means)

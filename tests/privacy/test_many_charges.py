@@ -21,6 +21,7 @@ def costs_of(charges, epsilon=1e6, accountant="pld"):
 @for_rows("accountant", ["pld", "rdp"])
 @for_rows("count", [1, 3, 97])
 def test_the_cost_of_many_charges_is_that_of_at_most_a_sixtieth_more(accountant, count):
+    """Every charge is accounted for again, which takes seconds."""
     event, number = Event(0.3, 4.0), 2 * EVERY // count + 2
     stated = costs_of([(event, count)] * number, accountant=accountant)
     assert stated == sorted(stated)

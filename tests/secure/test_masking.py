@@ -89,6 +89,7 @@ def plain_sum(vectors):
 
 @for_rows("case", range(200))
 def test_the_sum_is_exact_whoever_drops_out(case):
+    """Two hundred cohorts, whose clients each agree on keys with all others, take seconds."""
     rng = np.random.default_rng(case)
     n = int(rng.integers(2, 9))
     corrupt = int(rng.integers(0, max(n - 2, 1)))

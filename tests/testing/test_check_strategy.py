@@ -5,7 +5,6 @@ from typing import ClassVar
 import numpy as np
 import plugged
 import pytest
-from kit.tables import for_rows
 
 from coterie.strategies import FedAvg
 from coterie.strategies.registry import STRATEGIES
@@ -14,7 +13,7 @@ from coterie.testing.strategies import STRATEGY_ITEMS
 from coterie.wire.messages import unpack_models
 
 
-@for_rows("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
+@pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
 def test_the_strategies_of_coterie_conform(name):
     check_strategy(STRATEGIES[name])
 
