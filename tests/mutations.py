@@ -849,6 +849,13 @@ MUTATIONS = [
         f"{_APART}::test_what_the_trace_accepts_treats_records_apart",
     ),
     Mutation(
+        "a trace takes a product in place for a new value",
+        _APART_CODE,
+        "    __isub__ = __imul__ = __itruediv__",
+        "    __isub__ = __itruediv__",
+        f"{_APART}::test_what_is_not_known_ends_the_trace",
+    ),
+    Mutation(
         "a trace follows a condition on values",
         _APART_CODE,
         '        raise _UntraceableError("a condition on values")',

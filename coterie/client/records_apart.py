@@ -170,6 +170,13 @@ class _Value(Proxy):
         self.tracer.overwritten.append(self)
         return self.tracer.create_proxy("call_function", operator.add, (self, operand), {})
 
+    def _refuse_in_place(self, operand: Any) -> Proxy:
+        """Python would compute a new value without this, in place of which the network overwrites one."""
+        raise _UntraceableError("an operation in place")
+
+    __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse_in_place
+    __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = _refuse_in_place
+
 
 class _Hidden(dict[str, Any]):
     """Trainable parameters, which no code but that of their layer may use."""

@@ -111,6 +111,7 @@ def setting(
     longest: float | None = None,
     choices: Iterable[str] = (),
     custom: str = "",
+    also: Callable[[str], bool] = lambda value: False,
     allowed: str = "",
     check: Callable[[Any], bool] = lambda value: True,
     tuned: bool = False,
@@ -132,6 +133,7 @@ def setting(
         choices: allowed values of a string.
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.fields.plugins.GROUPS`;
             empty: none.
+        also: whether a name beside the choices is allowed as well.
         allowed: description of the allowed values; by default derived from bounds and choices.
 
     The other arguments are attributes of :class:`Setting`.
@@ -139,7 +141,9 @@ def setting(
     names = tuple(choices)
 
     def ok(value: Any) -> bool:
-        return check(value) and (not names or value in names or (bool(custom) and provided(custom, value)))
+        return check(value) and (
+            not names or value in names or also(value) or (bool(custom) and provided(custom, value))
+        )
 
     bounds = within or Bounds(max(at_least, above), min(at_most, below), above > at_least, below < at_most)
     if names:

@@ -29,14 +29,14 @@ class PrivacySettings(Settings):  # large: one field per setting
     mechanism: str = setting(
         "joint",
         "mechanism of client-level privacy",
-        allowed=", ".join(sorted(name for name in MECHANISMS if not PLANS[name].flaws)),
-        check=MECHANISMS.__contains__,  # also those that coterie.audit adds
+        choices=sorted(name for name in MECHANISMS if not PLANS[name].flaws),
+        also=MECHANISMS.__contains__,  # those that coterie.audit adds
     )
     accountant: str | None = setting(
         None,
         "accountant of epsilon; auto: pld",
-        allowed=", ".join(filter(certifies, ACCOUNTANTS)),
-        check=ACCOUNTANTS.__contains__,
+        choices=tuple(filter(certifies, ACCOUNTANTS)),
+        also=ACCOUNTANTS.__contains__,
     )
     epsilon: float = setting(8.0, "privacy budget", within=EPSILON)
     delta: float | None = setting(

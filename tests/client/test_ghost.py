@@ -399,7 +399,7 @@ class Overwriting(nn.Module):
     def forward(self, x):
         hidden = self.second(torch.tanh(self.first(x)))
         if self.where == "output":
-            hidden *= 2
+            hidden += hidden
             return hidden
         x = x * 1
         hidden = self.first(x) + hidden

@@ -1,6 +1,7 @@
 """A record's gradient is that of a batch of one: networks that mix records move no clipped sum by more than c."""
 
 import copy
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -362,6 +363,21 @@ NOT_TRACED = {
     "dropout": lambda x: functional.dropout(x, 0.5),
     "read after a change in place": lambda x: (y := x * 1, x.relu_(), y)[2],
     "a view that changes": lambda x: (y := x.flatten(1), functional.relu(x, inplace=True), y)[2],
+    **{
+        f"{change.__name__} in place": lambda x, change=change: change(x, 2.0)
+        for change in (
+            operator.isub,
+            operator.imul,
+            operator.itruediv,
+            operator.ifloordiv,
+            operator.imod,
+            operator.ipow,
+        )
+    },
+    **{
+        f"{change.__name__} in place": lambda x, change=change: x * change(x > 0, x > 1).float()
+        for change in (operator.iand, operator.ior, operator.ixor)
+    },
     "several outputs": lambda x: (x, x),
     "a number": lambda x: x.shape[0],
     "unknown": lambda x: torch.linalg.inv(x[:, :4].reshape(x.shape[0], 2, 2)).flatten(1),
