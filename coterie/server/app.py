@@ -33,7 +33,7 @@ from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
-from coterie.server.run import initial_models, roster_of, rounds_of, run
+from coterie.server.run import check_personal, initial_models, roster_of, rounds_of, run
 from coterie.server.run_requests import submission_of
 from coterie.server.start_models import StartModels
 from coterie.site.roster import SEEN_FILE
@@ -67,8 +67,6 @@ def open_folder(
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
     origin = check(config)
-    from coterie.server.single_clients import check_personal  # imports PyTorch
-
     _, layout = initial_models(config, Streams(0))
     check_personal(config, layout)
     start = StartModels.of(config)

@@ -107,8 +107,8 @@ def _workers(
 
 def _compared(folder: RunFolder, scores: Diagnostics, trained: Trained) -> Diagnostics:
     """Add metrics of the models, and the accuracies of models that clients train alone."""
+    from coterie.server.alone import compared_alone
     from coterie.server.pooled_metrics import with_metrics
-    from coterie.server.single_clients import compared_alone
     from coterie.wire import EvaluateRequest
 
     request = trained.request

@@ -22,7 +22,7 @@ from coterie.fields import PERSONAL_METHODS
 from coterie.models import ModelError
 from coterie.server import ConfigError, RunConfig
 from coterie.server.planning import about
-from coterie.server.single_clients import check_personal
+from coterie.server.run import check_personal
 from coterie.tasks import task_of
 from coterie.wire.messages import Layout, pack_models
 

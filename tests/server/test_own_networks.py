@@ -31,8 +31,7 @@ from coterie.models import (
 from coterie.privacy import Streams
 from coterie.server import ConfigError, RunConfig, RunFolder, run
 from coterie.server.folder import FolderError
-from coterie.server.run import initial_models
-from coterie.server.single_clients import check_personal
+from coterie.server.run import check_personal, initial_models
 from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 

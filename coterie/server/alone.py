@@ -1,5 +1,4 @@
-"""Models of single clients: whether a run's clients can personalise its models, and how good those are that they train
-alone, which tells whether federation pays. The latter are diagnostics, outside the guarantee.
+"""Models that clients of a simulation train alone, to tell whether federation pays: diagnostics, outside the guarantee.
 
 Each of some clients trains the run's network from its initial parameters on its own records, with the step size and the
 batch size of the run, as :func:`~coterie.client.personal.trained_alone` does at its own device. It shares nothing, so
@@ -14,47 +13,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie import models as networks
 from coterie.client.personal import EPOCHS_ALONE, trained_alone
 from coterie.client.scores import accuracies
-from coterie.fields.settings import ConfigError
-from coterie.models import ModelError
 from coterie.results import Diagnostics
 from coterie.server.config import RunConfig
 from coterie.server.some_clients import SomeClients
-from coterie.wire.messages import Layout
 
 # Clients that train alone even where they take more than a tenth of the time of the run.
 _LEAST = 3
 # Held-out records of a client.
 _MAX_TESTS = 1000
-
-
-def check_personal(config: RunConfig, sent: Layout) -> None:
-    """Check the setting ``personalize``.
-
-    Args:
-        config: of the run.
-        sent: layout of the models that clients receive.
-
-    Raises:
-        ConfigError: the method, the network or the data do not support it.
-    """
-    method, strategy = config.evaluation.personalize, config.run.strategy
-    if method == "none":
-        return
-    shape, classes = config.examples
-    network = networks.build(config.training.network, shape, classes)
-    whole = Layout.of(networks.trainable(network))
-    if not sent.size or (sent.size < whole.size and set(sent.names) < set(whole.names)):
-        raise ConfigError(
-            f"personalize = {method!r}: with strategy = {strategy!r}, layers of the clients are their own already; set "
-            "it to none"
-        )
-    try:
-        networks.check_personal(network, method, config.task, additive=sent.size > whole.size)
-    except ModelError as error:
-        raise ConfigError(str(error)) from None
 
 
 def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
