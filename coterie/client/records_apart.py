@@ -171,7 +171,7 @@ class _Value(Proxy):
         return self.tracer.create_proxy("call_function", operator.add, (self, operand), {})
 
     def _refuse_in_place(self, operand: Any) -> Proxy:
-        """Python would compute a new value without this, in place of which the network overwrites one."""
+        """Refuse an operation in place: without this method, Python would compute a new value in the trace."""
         raise _UntraceableError("an operation in place")
 
     __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse_in_place

@@ -1,4 +1,4 @@
-"""Names of earlier versions that are refused, and what to use in their place."""
+"""Names of earlier versions that are refused, and what to use instead."""
 
 _TIMES = (
     "predict a class, such as an event within 90 days, or write a `loss` of your own for one number for each record "
@@ -6,7 +6,7 @@ _TIMES = (
 )
 _TABLES = "`coterie bench rr-table1` reproduces the tables of the paper"
 
-#: What to do in place of each: a setting by the last part of its name, or a value as ``setting = value``.
+#: What to use instead of each: of a setting by the last part of its name, or of a value as ``setting = value``.
 REMOVED = {
     "[survival]": _TIMES,
     "accountant = theorem-4.2": f"use pld or rdp; {_TABLES}",
@@ -32,5 +32,5 @@ REMOVED = {
 
 
 def removal(name: str) -> str:
-    """Return in one line what to use in place of a removed name; empty for other names."""
+    """Return in one line what to use instead of a removed name; empty for other names."""
     return f"{name} was removed: {REMOVED[name]}" if name in REMOVED else ""
