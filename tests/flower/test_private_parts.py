@@ -69,7 +69,7 @@ from importlib import import_module
 delattr(import_module("flwr.{module}"), "{name}")
 {start}
 """
-MAIN = "from coterie.flower.{} import main; main({})"
+MAIN = "from coterie.deploy.{} import main; main({})"
 SUPERLINK = "import sys; from coterie.cli import main; sys.argv = ['coterie', 'superlink']; main()"
 FLEET = ("main", "create_app") if nodes_speak_http() else ("cli.flower_superlink", "generic_create_grpc_server")
 PROGRAMS = {
