@@ -81,7 +81,7 @@ def tell(**measured: object) -> None:
 
 
 def clients(dataset: str, level: float, count: int = 10) -> list[np.ndarray]:
-    data = federate(dataset, Partition(clients=10, groups="1", shift="none", non_iid_level=level))
+    data = federate(dataset, Partition(clients=10, groups="1", shift="none", label_skew=f"non-iid:{level}"))
     return [data.shard(i).x for i in range(count)]
 
 

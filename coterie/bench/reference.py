@@ -34,9 +34,7 @@ _DATA = (
     "shift",
     "clients",
     "groups",
-    "dirichlet-alpha",
-    "classes-per-client",
-    "non-iid-level",
+    "label-skew",
     "validation-clients",
     "samples-per-client",
 )

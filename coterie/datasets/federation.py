@@ -212,13 +212,14 @@ def federate(
 
 @lru_cache(maxsize=2)
 def _federate(source: Source, partition: Partition, seed: int, transform: Transform | None) -> Federation:
-    group_of, skew = partition.group_of(), partition.label_skew
+    group_of, (skew, _) = partition.group_of(), partition.skew
     if source.owners:
         _check_natural(source, partition)
-    elif skew and not source.task.has_classes:
-        off = Partition.declared()[skew].default
-        raise DataError(f"{skew} requires classes, but {source.name} has {source.task}; set it to {off:g}")
-    source = source.whole if skew == "non_iid_level" else source
+    elif skew != "none" and not source.task.has_classes:
+        raise DataError(
+            f"label-skew = {partition.label_skew} requires classes, but {source.name} has {source.task}; set it to none"
+        )
+    source = source.whole if skew == "non-iid" else source
     return Federation(
         source,
         divided(source, partition, np.random.default_rng(seed)),
@@ -231,12 +232,9 @@ def _federate(source: Source, partition: Partition, seed: int, transform: Transf
 
 
 def _check_natural(source: Source, partition: Partition) -> None:
-    fixed = f"{source.name} has {source.owners} natural clients, whose data are fixed: set"
-    if partition.non_iid_level >= 0:
-        raise DataError(f"{fixed} non_iid_level to -1 (it is {partition.non_iid_level:g})")
     groups = len(parse_groups(partition.groups))
-    if groups > 1 or partition.shift != "none" or partition.label_skew:
+    if groups > 1 or partition.shift != "none" or partition.label_skew != "none":
         raise DataError(
-            f"{fixed} groups to 1, shift to none, and dirichlet_alpha and classes_per_client to 0 (they are {groups} "
-            f"groups, {partition.shift}, {partition.dirichlet_alpha:g} and {partition.classes_per_client})"
+            f"{source.name} has {source.owners} natural clients, whose data are fixed: set groups to 1, and shift and "
+            f"label-skew to none (they are {groups} groups, {partition.shift} and {partition.label_skew})"
         )

@@ -13,10 +13,22 @@ import numpy.typing as npt
 
 from coterie.datasets.shifts import SHIFTS
 from coterie.datasets.sources import DataError
-from coterie.fields import COUNT, SIZE
+from coterie.fields import COUNT, SIZE, Bounds
 from coterie.fields.settings import ConfigError, Settings, setting
 
 _MAX_GROUPS = 10_000
+# Numbers of each kind of label skew.
+_SKEWS = {"dirichlet": Bounds(0, 1e9, above=True), "classes": Bounds(1, SIZE.high), "non-iid": Bounds(0, 1)}
+
+
+def _skew(text: str) -> tuple[str, float] | None:
+    """Return kind and number of a label skew; None if it has another form."""
+    kind, _, number = text.partition(":")
+    try:
+        value = int(number) if kind == "classes" else float(number or 0)
+    except ValueError:
+        return None
+    return (kind, value) if text == "none" or value in _SKEWS.get(kind, ()) else None
 
 
 @dataclass(frozen=True)
@@ -30,19 +42,16 @@ class Partition(Settings):
         clients: number of clients.
         groups: `"4"` for four balanced groups, or proportions `"2:1:1"`.
         shift: a key of `SHIFTS` that supports the kind of data.
-        dirichlet_alpha: 0 disables it. Otherwise each client draws a label distribution from Dirichlet(alpha); a
-            smaller alpha gives more skewed labels. The client receives N training examples from this distribution (an
-            equal share of all if N is 0), without overlap between clients, and its own test set of
-            max(32, len(test) // clients) examples.
-        classes_per_client: 0 disables it. Otherwise each client holds this many random classes, such that all classes
-            are held about equally often. The client receives N training examples in equal shares per class (if N is 0,
-            the holders of a class share all of its examples), without overlap between clients, and its own test set of
-            max(32, len(test) // clients) examples in the same shares.
-        non_iid_level: -1 disables it. Otherwise the clients partition all training and test rows, and each client is
-            tested on its own data, because clustering is scored on the clustered data. Of every class c, this share,
-            in [0, 1], is split equally between the clients i with i mod num_classes equal to c; the rest is
-            distributed among all clients at random. At 0 the partition is random; at 1, client i of num_classes holds
-            class i. Each client keeps N rows at random.
+        label_skew: how labels differ between clients; `"none"`: all draw from all of them. No two clients hold the same
+            training example. With `"dirichlet:A"`, each client draws a label distribution from Dirichlet(A), more skewed
+            the smaller A is, and receives N training examples from it (an equal share of all if N is 0). With
+            `"classes:C"`, it holds C random classes, such that all classes are held about equally often, and receives
+            N examples in equal shares per class (if N is 0, the holders of a class share all of its examples). Both
+            have a test set of their own of max(32, len(test) // clients) examples in the same shares. With
+            `"non-iid:P"`, the clients partition all training and test rows, and each is tested on its own data, because
+            clustering is scored on the clustered data. Of every class c, the share P is split equally between the
+            clients i with i mod num_classes equal to c; the rest is distributed among all clients at random. At 0 the
+            partition is random; at 1, client i of num_classes holds class i. Each client keeps N rows at random.
         validation_clients: number of additional clients, in groups of the same proportions, that hold a part of the
             training data that no other client holds, and never train. The data of a group's validation clients are the
             test set of all clients of that group, and no test data is used.
@@ -62,21 +71,12 @@ class Partition(Settings):
         "4", "hidden groups: a number, or proportions such as 2:1:1", allowed="4 or 2:1:1", client=True
     )
     shift: str = setting("rotation", "how the data of hidden groups differ", choices=sorted(SHIFTS), client=True)
-    dirichlet_alpha: float = setting(
-        0.0,
-        "label distribution of each client is drawn from Dirichlet(alpha); 0: off",
-        at_least=0,
-        at_most=1e9,
-        client=True,
-    )
-    classes_per_client: int = setting(0, "number of classes of each client; 0: off", within=SIZE, client=True)
-    non_iid_level: float = setting(
-        -1.0,
-        "clients divide training and test data together; share of each class that goes to one client; -1: off",
-        at_least=-1,
-        at_most=1,
-        allowed="-1, or a number from 0 to 1",
-        check=lambda level: level == -1 or level >= 0,
+    label_skew: str = setting(
+        "none",
+        "how labels differ between clients: by Dirichlet(ALPHA), by NUMBER classes each, or by a SHARE of each class that "
+        "goes to one client, who is also tested on its part of all data",
+        allowed="none, dirichlet:ALPHA, classes:NUMBER, or non-iid:SHARE (0 to 1)",
+        check=lambda text: _skew(text) is not None,
         client=True,
     )
     validation_clients: int = setting(
@@ -89,24 +89,22 @@ class Partition(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alpha, classes, level = self.dirichlet_alpha, self.classes_per_client, self.non_iid_level
-        if alpha and classes:
+        if self.skew[0] == "non-iid" and self.validation_clients:
             raise ConfigError(
-                f"dirichlet-alpha = {alpha:g} and classes-per-client = {classes} are alternatives; set one of them to 0"
-            )
-        if level >= 0 and (alpha or classes or self.validation_clients):
-            raise ConfigError(
-                f"non-iid-level = {level:g} divides all data and sets the label distribution: set dirichlet-alpha, "
-                f"classes-per-client and validation-clients to 0 (they are {alpha:g}, {classes} and "
-                f"{self.validation_clients}), or non-iid-level to -1"
+                f"validation-clients = {self.validation_clients}: label-skew = {self.label_skew} divides all data among "
+                "the clients; set validation-clients to 0, or another label-skew"
             )
 
     @property
-    def label_skew(self) -> str:
-        """Name of the attribute that sets the label distributions; empty: all clients draw from all labels."""
-        if self.non_iid_level >= 0:
-            return "non_iid_level"
-        return "dirichlet_alpha" if self.dirichlet_alpha else "classes_per_client" if self.classes_per_client else ""
+    def skew(self) -> tuple[str, float]:
+        """Kind of label skew and its number; ("none", 0) if all clients draw from all labels.
+
+        Raises:
+            ConfigError: a server sent another text.
+        """
+        if (skew := _skew(self.label_skew)) is None:
+            raise ConfigError(f"label-skew must be {self.declared()['label_skew'].allowed}")
+        return skew
 
     def group_of(self) -> npt.NDArray[np.int64]:
         """Return the group of each client, int64 (clients + validation_clients,), validation clients last.

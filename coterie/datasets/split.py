@@ -38,8 +38,8 @@ def divided(source: Source, partition: Partition, rng: np.random.Generator) -> S
     """
     if source.owners:
         return by_owner(source, partition, rng)
-    by_labels = {"dirichlet_alpha": by_dirichlet, "classes_per_client": by_classes, "non_iid_level": by_level}
-    return by_labels.get(partition.label_skew, evenly)(source, partition, rng)
+    by_labels = {"dirichlet": by_dirichlet, "classes": by_classes, "non-iid": by_level}
+    return by_labels.get(partition.skew[0], evenly)(source, partition, rng)
 
 
 def evenly(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
@@ -109,7 +109,7 @@ def by_dirichlet(source: Source, partition: Partition, rng: np.random.Generator)
     tests = _rows_by(source.test_y, source.num_classes)
     test_size = max(_MIN_TESTS, len(source.test_y) // partition.clients)
     left = np.array([len(rows) for rows in by_class])
-    preferences = rng.dirichlet(np.full(source.num_classes, partition.dirichlet_alpha), size=everyone)
+    preferences = rng.dirichlet(np.full(source.num_classes, partition.skew[1]), size=everyone)
     train, test = ([np.empty(0, np.int64)] * everyone for _ in range(2))
     for i in rng.permutation(everyone):
         counts, followed = _draw(left, preferences[i], size, rng)
@@ -135,13 +135,11 @@ def by_classes(source: Source, partition: Partition, rng: np.random.Generator) -
         DataError: a client holds more classes than there are, or than it has rows; or a class has too few training rows
             for its holders, or no test rows.
     """
-    classes, samples_per_client = partition.classes_per_client, partition.samples_per_client
+    classes, samples_per_client = int(partition.skew[1]), partition.samples_per_client
     if classes > source.num_classes:
-        raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
+        raise DataError(f"label-skew is classes:{classes}; {source.name} has {source.num_classes} classes")
     if 0 < samples_per_client < classes:
-        raise DataError(
-            f"samples_per_client is {samples_per_client}; it must be at least classes_per_client = {classes}"
-        )
+        raise DataError(f"samples-per-client is {samples_per_client}, less than the {classes} classes of label-skew")
     set_aside = partition.validation_clients
     everyone, size = partition.clients + set_aside, samples_per_client or classes
     counts = np.zeros((everyone, source.num_classes), np.int64)
@@ -174,7 +172,7 @@ def by_classes(source: Source, partition: Partition, rng: np.random.Generator) -
 def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
     """Partition all rows: a share of every class by class, the rest at random (PPFC-GAN, section 4.1).
 
-    The share `non_iid_level` of class c is split equally between the clients i with i mod num_classes == c, if there
+    The share P of class c is split equally between the clients i with i mod num_classes == c, if there
     are any. All other rows are pooled and distributed evenly. With as many clients as classes, client i holds exactly
     class i at level 1. The paper draws the rest from the entire data; here no row is held twice. Nothing is held out.
     All rows of the source are training rows (`Source.whole`).
@@ -182,7 +180,7 @@ def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> 
     Raises:
         DataError: a client has too few rows.
     """
-    clients, level, samples_per_client = partition.clients, partition.non_iid_level, partition.samples_per_client
+    clients, (_, level), samples_per_client = partition.clients, partition.skew, partition.samples_per_client
     classes = source.num_classes
     class_rows, pool = [np.empty(0, np.int64)] * clients, []
     for c, rows in enumerate(_rows_by(source.train_y, classes)):
@@ -196,8 +194,8 @@ def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> 
     for i, rows in enumerate(train):
         if len(rows) < max(samples_per_client, 1):
             raise DataError(
-                f"client {i} has {len(rows)} of {source.name}'s {len(source.train_y)} {source.kind} at non_iid_level "
-                f"{level:g}, but needs {max(samples_per_client, 1)}; use fewer clients, a smaller "
+                f"client {i} has {len(rows)} of {source.name}'s {len(source.train_y)} {source.kind} at label-skew = "
+                f"non-iid:{level:g}, but needs {max(samples_per_client, 1)}; use fewer clients, a smaller "
                 "samples_per_client or a lower level"
             )
     if samples_per_client:

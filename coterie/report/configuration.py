@@ -65,7 +65,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "loss-noise": (_COMPARES,),
     "loss-bound": (_one_of(_SELECTS, _COMPARES),),
     **dict.fromkeys(("input-shape", "num-classes", "table-schema", "columns"), (_is("dataset", "own"),)),
-    **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
+    **dict.fromkeys(("groups", "shift", "label-skew"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
     **dict.fromkeys(("model", "features", "loss", "trainer", "lr-decay"), (_MODELS,)),
     **dict.fromkeys(("server-lr", "server-optimizer", "aggregator", "average-last", "sampling-rate"), (_MODELS,)),
@@ -82,9 +82,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
 #: Values that turn a setting off.
 _OFF: dict[str, Any] = {
     "stop-after": 0,
-    "dirichlet-alpha": 0,
-    "classes-per-client": 0,
-    "non-iid-level": -1,
+    "label-skew": "none",
     "validation-clients": 0,
     "average-last": 0,
     "rebalance-min": 0,

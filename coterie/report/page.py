@@ -210,8 +210,8 @@ def _summary(run: Run) -> str:
         parts.append(f"{formats.clients(config['clients'])}{hidden}")
     if run.clusters_records:
         parts += [f"{config['clusters']} clusters of records"] if "clusters" in config else []
-        level = config.get("non-iid-level", -1)
-        parts += [] if level == -1 else [f"non-IID level {formats.number(level)}"]
+        kind, _, level = config.get("label-skew", "none").partition(":")
+        parts += [f"non-IID level {formats.number(float(level))}"] if kind == "non-iid" else []
     elif "clusters" in config:
         models = config["clusters"]
         parts.append(f"{models} model{'' if models == 1 else 's'}" if models else "one model per detected group")

@@ -80,7 +80,7 @@ class OneShot(ClusteredStrategy):
         "clients": 10,
         "groups": "1",
         "shift": "none",
-        "non-iid-level": 0.5,
+        "label-skew": "non-iid:0.5",
         "evaluate-every": 1,
     }
     #: Settings of the server, which do not affect the points that clients upload.

@@ -33,15 +33,15 @@ rounds = 1
 
 [[columns]]
 name = "Digits, p = 0"
-set = { non-iid-level = 0.0 }
+set = { label-skew = "non-iid:0" }
 
 [[columns]]
 name = "Digits, p = 0.5"
-set = { non-iid-level = 0.5 }
+set = { label-skew = "non-iid:0.5" }
 
 [[columns]]
 name = "MNIST"
-set = { dataset = "mnist", non-iid-level = 0.0 }
+set = { dataset = "mnist", label-skew = "non-iid:0" }
 
 [[rows]]
 name = "KM"
@@ -56,7 +56,7 @@ paper = [0.1]
 set = { strategy = "fedavg", clusters = 1 }
 
 [sets]
-together = { non-iid-level = 0.0 }
+together = { label-skew = "non-iid:0" }
 
 [quick]
 columns = ["Digits, p = 0"]
@@ -84,7 +84,7 @@ def ran(tmp_path_factory):
 
 def config(**changes):
     settings = {"clients": 10, "clusters": 10, "groups": "1", "shift": "none", "privacy-unit": "none"}
-    settings |= {"non-iid-level": 0.0, "seed": 0, "device": "cpu"}
+    settings |= {"label-skew": "non-iid:0", "seed": 0, "device": "cpu"}
     return RunConfig(settings | {name.replace("_", "-"): value for name, value in changes.items()})
 
 
@@ -204,7 +204,7 @@ def test_other_references(monkeypatch, tmp_path, method):
 
 def test_what_cannot_be_clustered_says_why(tmp_path):
     with pytest.raises(BenchError, match="real targets"):
-        cluster("km", config(dataset="lines-easy", non_iid_level=-1, model="regression"), tmp_path)
+        cluster("km", config(dataset="lines-easy", label_skew="none", model="regression"), tmp_path)
     result, why = _run_one(
         Cell("KM", "", 0, {**config(samples_per_client=1).values, "clusters": 0}, central="km"), tmp_path / "r", {}
     )

@@ -25,7 +25,7 @@ local-epochs = 1
 pretrain-epochs = 1
 joint-epochs = 1
 dcn-restarts = 1
-non-iid-level = 0.0
+label-skew = "non-iid:0"
 privacy-unit = "none"
 
 [[columns]]

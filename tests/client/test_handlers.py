@@ -42,11 +42,9 @@ def test_many_clients_at_once_answer_as_each_alone():
         np.testing.assert_allclose(alone.update, reply.update, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "classes"), [("non-iid-level", 1, 1), ("non-iid-level", -1, 10), ("classes-per-client", 3, 3)]
-)
-def test_how_labels_are_spread_reaches_the_clients(key, value, classes):
-    data = federation(RunConfig({"clients": 10, "groups": "1", "shift": "none", key: value}).for_clients())
+@pytest.mark.parametrize(("skew", "classes"), [("non-iid:1", 1), ("none", 10), ("classes:3", 3)])
+def test_how_labels_are_spread_reaches_the_clients(skew, classes):
+    data = federation(RunConfig({"clients": 10, "groups": "1", "shift": "none", "label-skew": skew}).for_clients())
     assert {len(set(data.shard(i).y)) for i in range(10)} == {classes}
 
 

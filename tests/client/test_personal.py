@@ -26,7 +26,7 @@ from coterie.server.run import check_personal
 from coterie.tasks import task_of
 from coterie.wire.messages import Layout, pack_models
 
-CONFIG = RunConfig({"clients": 20, "seed": 3, "groups": "1", "shift": "none", "classes-per-client": 2})
+CONFIG = RunConfig({"clients": 20, "seed": 3, "groups": "1", "shift": "none", "label-skew": "classes:2"})
 TRAINING = LocalTrainingConfig(1, 8, 0.2)
 
 

@@ -29,7 +29,7 @@ SETTINGS = {
     "clusters": 3,
     "local-epochs": 1,
     "batch-size": 5,
-    "non-iid-level": -1,
+    "label-skew": "none",
     "samples-per-client": 8,
     "seed": 3,
     "device": "cpu",

@@ -89,11 +89,11 @@ def test_at_most_so_many_random_rows_of_each_owner(named):
     [
         ({"clients": 6}, "numbered has 5 natural clients, not 6 clients; use at most 5"),
         ({"clients": 4, "validation_clients": 2}, "has 5 natural clients, not 4 clients and 2 validation clients"),
-        ({"clients": 4, "groups": "2"}, r"set groups to 1, shift to none, .* \(they are 2 groups, none, 0 and 0\)"),
+        ({"clients": 4, "groups": "2"}, r"set groups to 1, and shift .* \(they are 2 groups, none and none\)"),
         ({"clients": 4, "shift": "label-shift"}, "5 natural clients, whose data are fixed"),
-        ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha and classes_per_client to 0 .*0.5 and 0"),
-        ({"clients": 4, "classes_per_client": 3}, "dirichlet_alpha and classes_per_client to 0 .*0 and 3"),
-        ({"clients": 4, "non_iid_level": 0}, r"numbered has 5 natural clients, .*non_iid_level to -1 \(it is 0\)"),
+        ({"clients": 4, "label_skew": "dirichlet:0.5"}, "label-skew to none .*1 groups, none and dirichlet:0.5"),
+        ({"clients": 4, "label_skew": "classes:3"}, "label-skew to none .*none and classes:3"),
+        ({"clients": 4, "label_skew": "non-iid:0"}, "numbered has 5 natural clients, .*none and non-iid:0"),
     ],
 )
 def test_impossible_natural_clients_are_refused(named, arguments, complaint):
@@ -125,7 +125,7 @@ def test_dirichlet_gives_each_row_once(named, alpha, samples):
     source = numbered(np.arange(1000) % 10, np.arange(300) % 10, reuse=True)
     federation = federate(
         named(source),
-        Partition(clients=30, groups="3", shift="none", dirichlet_alpha=alpha, samples_per_client=samples),
+        Partition(clients=30, groups="3", shift="none", label_skew=f"dirichlet:{alpha}", samples_per_client=samples),
     )
     held = [rows(federation.shard(i)) for i in range(30)]
     assert {len(own) for own in held} == {samples or 33}
@@ -149,7 +149,7 @@ def test_label_distributions_are_dirichlets(named, alpha):
     federation = plain(
         named(numbered(np.arange(100_000) % 10, np.arange(50) % 10)),
         clients=400,
-        dirichlet_alpha=alpha,
+        label_skew=f"dirichlet:{alpha}",
         samples_per_client=50,
     )
     counts = np.array([np.bincount(federation.shard(i).y, minlength=10) for i in range(400)])
@@ -162,7 +162,7 @@ def test_label_distributions_are_dirichlets(named, alpha):
 def test_test_rows_follow_the_training_labels(named):
     """2,000 rows each: frequencies agree up to sampling, standard error at most 0.016 for a difference."""
     source = numbered(np.arange(100_000) % 10, np.arange(20_000) % 10)
-    federation = plain(named(source), clients=10, dirichlet_alpha=0.3, samples_per_client=2000)
+    federation = plain(named(source), clients=10, label_skew="dirichlet:0.3", samples_per_client=2000)
     for i in range(10):
         shard = federation.shard(i)
         train, test = (np.bincount(y, minlength=10) / len(y) for y in (shard.y, shard.test.y))
@@ -174,7 +174,7 @@ def test_test_rows_follow_the_training_labels(named):
 def test_test_rows_follow_what_a_client_was_given_where_classes_run_out(named):
     """Everybody wants whatever is left of two classes, of which one has a single row."""
     source = numbered([0] * 199 + [1], [0] * 50 + [1] * 50)
-    federation = plain(named(source), clients=10, dirichlet_alpha=1.0)
+    federation = plain(named(source), clients=10, label_skew="dirichlet:1")
     ones = [int((federation.shard(i).test.y == 1).sum()) for i in range(10)]
     takers = [i for i in range(10) if (federation.shard(i).y == 1).any()]
     assert len(takers) == 1
@@ -183,7 +183,7 @@ def test_test_rows_follow_what_a_client_was_given_where_classes_run_out(named):
 
 def test_repetition_only_where_a_class_has_too_few_rows(named):
     source = numbered(np.repeat(np.arange(10), 100), np.arange(40) % 10)
-    federation = plain(named(source), clients=10, dirichlet_alpha=1e-6)
+    federation = plain(named(source), clients=10, label_skew="dirichlet:1e-06")
     for i in range(10):
         test = federation.shard(i).test
         for label in set(test.y):
@@ -198,7 +198,7 @@ def test_no_client_is_first_where_classes_run_out(named):
     pure = np.zeros(20)
     name = named(source)
     for seed in range(30):
-        federation = plain(name, clients=20, dirichlet_alpha=1e-6, seed=seed)
+        federation = plain(name, clients=20, label_skew="dirichlet:1e-06", seed=seed)
         pure += [len(set(federation.shard(i).y)) == 1 for i in range(20)]
     assert pure.sum() < 0.95 * 600
     difference = pure[:10].mean() - pure[10:].mean()
@@ -208,7 +208,7 @@ def test_no_client_is_first_where_classes_run_out(named):
 def test_each_client_holds_so_many_classes_in_equal_shares(named):
     """25 clients of 3 classes are 75 holders of 10 classes: 7 or 8 each."""
     source = numbered(np.arange(1000) % 10, np.arange(1000) % 10, reuse=True)
-    federation = plain(named(source), clients=25, classes_per_client=3, samples_per_client=20)
+    federation = plain(named(source), clients=25, label_skew="classes:3", samples_per_client=20)
     shards = [federation.shard(i) for i in range(25)]
     held = [rows(shard) for shard in shards]
     assert len(set(np.concatenate(held))) == 25 * 20
@@ -226,7 +226,7 @@ def test_each_client_holds_so_many_classes_in_equal_shares(named):
 def test_holders_of_a_class_share_all_of_it(named):
     """Classes have 10, 20, ..., 100 rows; 4 clients of 5 classes hold each class twice."""
     source = numbered(np.repeat(np.arange(10), 10 * np.arange(1, 11)), np.arange(50) % 10)
-    federation = plain(named(source), clients=4, classes_per_client=5)
+    federation = plain(named(source), clients=4, label_skew="classes:5")
     shards = [federation.shard(i) for i in range(4)]
     assert sorted(row for shard in shards for row in rows(shard)) == list(range(1, 551))
     for shard in shards:
@@ -246,7 +246,7 @@ def test_classes_are_drawn_at_random(named):
     name = named(numbered(np.arange(100) % 10, np.arange(10)))
     held = np.zeros((400, 7, 10), int)
     for seed in range(400):
-        federation = plain(name, clients=7, classes_per_client=3, seed=seed)
+        federation = plain(name, clients=7, label_skew="classes:3", seed=seed)
         for i in range(7):
             held[seed, i, np.unique(federation.shard(i).y)] = 1
     np.testing.assert_allclose(held.sum(axis=0), 120, atol=5 * np.sqrt(400 * 0.21))
@@ -257,7 +257,7 @@ def test_classes_are_drawn_at_random(named):
 def test_a_class_without_test_rows_is_refused(named):
     source = numbered(np.arange(100) % 10, np.arange(9))
     with pytest.raises(DataError, match="numbered has no test images of class 9, but clients have"):
-        plain(named(source), clients=5, classes_per_client=2)
+        plain(named(source), clients=5, label_skew="classes:2")
 
 
 def uneven():
@@ -271,7 +271,7 @@ def uneven():
 def test_the_level_of_each_class_goes_to_its_clients_and_the_rest_to_all(named, level, clients):
     """The rest of a class is hypergeometric: every number is within 5 of the deviations of a binomial, and 1 beside."""
     source = uneven()
-    federation = plain(named(source), clients=clients, non_iid_level=level)
+    federation = plain(named(source), clients=clients, label_skew=f"non-iid:{level}")
     shards = [federation.shard(i) for i in range(clients)]
     held = [rows(shard) for shard in shards]
     assert sorted(np.concatenate(held)) == [*range(-250, 0), *range(1, 501)]  # all rows, each once
@@ -292,13 +292,13 @@ def test_the_level_of_each_class_goes_to_its_clients_and_the_rest_to_all(named, 
 def test_both_ends_of_the_level_are_exact(named):
     name = named(uneven())
     for i in range(10):
-        assert plain(name, clients=10, non_iid_level=1).shard(i).y.tolist() == [i] * (120 - 10 * i)
-    assert {len(plain(name, clients=10, non_iid_level=0).shard(i).y) for i in range(10)} == {75}
-    counts = [np.bincount(plain(name, clients=10, non_iid_level=0).shard(i).y, minlength=10) for i in range(10)]
+        assert plain(name, clients=10, label_skew="non-iid:1").shard(i).y.tolist() == [i] * (120 - 10 * i)
+    assert {len(plain(name, clients=10, label_skew="non-iid:0").shard(i).y) for i in range(10)} == {75}
+    counts = [np.bincount(plain(name, clients=10, label_skew="non-iid:0").shard(i).y, minlength=10) for i in range(10)]
     expected = np.arange(12, 2, -1)
     chi_squared = ((counts - expected) ** 2 / expected).sum()  # of 81 degrees of freedom; dealt by class, near 0
     assert abs(chi_squared - 81) < 5 * np.sqrt(2 * 81)
-    twice = plain(name, clients=13, non_iid_level=1)  # classes 0, 1 and 2 have two clients
+    twice = plain(name, clients=13, label_skew="non-iid:1")  # classes 0, 1 and 2 have two clients
     assert [len(twice.shard(i).y) for i in range(13)] == [60, 55, 50, 90, 80, 70, 60, 50, 40, 30, 60, 55, 50]
     assert all(set(twice.shard(i).y) == {i % 10} for i in range(13))
 
@@ -306,20 +306,22 @@ def test_both_ends_of_the_level_are_exact(named):
 def test_rows_of_a_level_are_drawn_and_shuffled_by_the_seed(named):
     """Mean places, of a client's own class and of its test rows, are within 5 deviations of the middle."""
     name, copy = named(uneven()), named(uneven())
-    half = plain(name, clients=10, non_iid_level=0.5).shard(0)
+    half = plain(name, clients=10, label_skew="non-iid:0.5").shard(0)
     places = np.flatnonzero(half.y == 0) / len(half.y)
     assert abs(places.mean() - 0.5) < 5 / np.sqrt(12 * len(places))
-    drawn = [rows(plain(n, clients=20, non_iid_level=1, seed=seed).shard(0)) for n, seed in ((name, 1), (name, 2))]
+    drawn = [
+        rows(plain(n, clients=20, label_skew="non-iid:1", seed=seed).shard(0)) for n, seed in ((name, 1), (name, 2))
+    ]
     assert set(drawn[0]) != set(drawn[1])
     for own in drawn:
         tests = np.flatnonzero(np.array(own) < 0) / len(own)
         assert abs(tests.mean() - 0.5) < 5 / np.sqrt(12 * len(tests))
-    assert rows(plain(copy, clients=20, non_iid_level=1, seed=1).shard(0)) == drawn[0]
+    assert rows(plain(copy, clients=20, label_skew="non-iid:1", seed=1).shard(0)) == drawn[0]
 
 
 def test_so_many_random_rows_of_a_level(named):
     """Of a class of n, client c has n/2 + n/20 in its n/2 + 750/20 rows; a third of all are test rows: 5 deviations."""
-    federation = plain(named(uneven()), clients=10, non_iid_level=0.5, samples_per_client=30)
+    federation = plain(named(uneven()), clients=10, label_skew="non-iid:0.5", samples_per_client=30)
     shards = [federation.shard(i) for i in range(10)]
     held = np.array([rows(shard) for shard in shards])
     assert held.shape == (10, 30)
@@ -334,7 +336,7 @@ def test_so_many_random_rows_of_a_level(named):
 
 def test_nothing_is_held_out_at_a_level(named):
     source = uneven()
-    federation = federate(named(source), Partition(clients=10, groups="2", shift="label-shift", non_iid_level=1))
+    federation = federate(named(source), Partition(clients=10, groups="2", shift="label-shift", label_skew="non-iid:1"))
     assert all(set(federation.shard(i).y) == {(i + i % 2) % 10} for i in range(10))
     for group in (0, 1):
         test = federation.test_set(group)
@@ -343,10 +345,10 @@ def test_nothing_is_held_out_at_a_level(named):
     assert source.whole is source.whole
     mixed = dataclasses.replace(source, test_x=np.zeros(source.test_x.shape, np.uint8))
     with pytest.raises(DataError, match="numbered: train_x and test_x must have the same dtype"):
-        plain(named(mixed), clients=6, non_iid_level=1)
+        plain(named(mixed), clients=6, label_skew="non-iid:1")
 
 
-@pytest.mark.parametrize("spread", [{"dirichlet_alpha": 0.5}, {"classes_per_client": 3}])
+@pytest.mark.parametrize("spread", [{"label_skew": "dirichlet:0.5"}, {"label_skew": "classes:3"}])
 def test_the_shift_of_a_group_comes_on_top(named, spread):
     source = numbered(np.arange(200) % 10, np.arange(50) % 10)
     federation = federate(named(source), Partition(clients=6, groups="2", shift="label-shift", **spread))
@@ -359,35 +361,41 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
 @for_rows(
     ("arguments", "complaint"),
     [
-        ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 training images, but digits has 1400"),
-        ({"dirichlet_alpha": 1, "clients": 1401}, "1401 clients need 1401 training images, but digits has 1400"),
-        ({"dataset": "lines-easy", "shift": "lines", "dirichlet_alpha": 1}, "lines-easy has real targets; set it to 0"),
-        ({"classes_per_client": 11}, "classes_per_client is 11; digits has 10 classes"),
-        ({"classes_per_client": 3, "dirichlet_alpha": 0.5}, "0.5 and classes-per-client = 3 .* set one of them to 0"),
         (
-            {"classes_per_client": 3, "samples_per_client": 2},
-            "samples_per_client is 2; it must be at least classes_per_client = 3",
+            {"label_skew": "dirichlet:1", "samples_per_client": 71},
+            "20 clients need 1420 training images, but digits has 1400",
+        ),
+        ({"label_skew": "dirichlet:1", "clients": 1401}, "1401 clients need 1401 training images, but digits has 1400"),
+        (
+            {"dataset": "lines-easy", "shift": "lines", "label_skew": "dirichlet:1"},
+            "lines-easy has real targets; set it to none",
+        ),
+        ({"label_skew": "classes:11"}, "label-skew is classes:11; digits has 10 classes"),
+        ({"label_skew": "classes:3", "samples_per_client": 2}, "samples-per-client is 2, less than the 3 classes"),
+        (
+            {"dataset": "lines-easy", "shift": "lines", "label_skew": "classes:1"},
+            "label-skew = classes:1 requires classes, but lines-easy has real targets; set it to none",
         ),
         (
-            {"dataset": "lines-easy", "shift": "lines", "classes_per_client": 1},
-            "classes_per_client requires classes, but lines-easy has real targets; set it to 0",
-        ),
-        (
-            {"classes_per_client": 10, "samples_per_client": 100},
+            {"label_skew": "classes:10", "samples_per_client": 100},
             r"20 clients need 200 training images of class \d, but digits has \d+; use fewer clients",
         ),
-        ({"non_iid_level": -0.5}, "non-iid-level = -0.5: must be -1, or a number from 0 to 1"),
-        ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non-iid-level = 0 .*\(they are 0.5, 0 and 0\)"),
-        ({"non_iid_level": 0.0, "classes_per_client": 3}, r"set dirichlet-alpha, .*\(they are 0, 3 and 0\)"),
-        ({"non_iid_level": 1, "validation_clients": 4}, r"\(they are 0, 0 and 4\), or non-iid-level to -1"),
-        (
-            {"non_iid_level": 1, "samples_per_client": 100},
-            r"client \d+ has 8\d of digits's 1797 images at non_iid_level 1, but needs 100; use fewer clients",
+        *(
+            ({"label_skew": text}, f"label-skew = '{text}': must be none, dirichlet:ALPHA, classes:NUMBER, or non-iid:")
+            for text in ("non-iid:-0.5", "non-iid:nan", "dirichlet:0", "dirichlet:inf", "classes:2.5", "None")
         ),
-        ({"non_iid_level": 0, "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
         (
-            {"dataset": "lines-easy", "shift": "lines", "non_iid_level": 0},
-            "non_iid_level requires classes, but lines-easy has real targets; set it to -1",
+            {"label_skew": "non-iid:1", "validation_clients": 4},
+            "validation-clients = 4: label-skew = non-iid:1 divides",
+        ),
+        (
+            {"label_skew": "non-iid:1", "samples_per_client": 100},
+            r"client \d+ has 8\d of digits's 1797 images at label-skew = non-iid:1, but needs 100; use fewer clients",
+        ),
+        ({"label_skew": "non-iid:0", "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
+        (
+            {"dataset": "lines-easy", "shift": "lines", "label_skew": "non-iid:0"},
+            "label-skew = non-iid:0 requires classes, but lines-easy has real targets; set it to none",
         ),
         ({"validation_clients": 3}, "validation-clients: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
         (
@@ -410,9 +418,9 @@ def test_impossible_splits_are_refused(arguments, complaint):
         {},
         {"samples_per_client": 5},
         {"samples_per_client": 12},
-        {"dirichlet_alpha": 0.3},
-        {"classes_per_client": 3},
-        {"classes_per_client": 3, "samples_per_client": 5},
+        {"label_skew": "dirichlet:0.3"},
+        {"label_skew": "classes:3"},
+        {"label_skew": "classes:3", "samples_per_client": 5},
     ],
 )
 def test_validation_holds_rows_that_no_client_has_and_no_test_row(named, reuse, arguments):
@@ -447,8 +455,8 @@ def test_no_test_array_is_touched_while_tuning(named):
     owned = speakers()
     cases = [
         (source, other, {"groups": "2", "shift": "rotation"}),
-        (source, other, {"dirichlet_alpha": 0.5}),
-        (source, other, {"classes_per_client": 3}),
+        (source, other, {"label_skew": "dirichlet:0.5"}),
+        (source, other, {"label_skew": "classes:3"}),
         (owned, dataclasses.replace(owned, test_x=owned.test_x + 7), {"clients": 2}),
     ]
     for first, second, arguments in cases:

@@ -323,7 +323,7 @@ def test_what_clients_tell_reaches_the_watcher(workers):
 
 
 def points_question(verb):
-    settings = {"dataset": "kit.toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "non-iid-level": 0}
+    settings = {"dataset": "kit.toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "label-skew": "non-iid:0"}
     config = RunConfig({"strategy": "ppfc-gan", "clusters": 3, **settings}).for_clients()
     asked = {"labels": 3, "local": "k-means", "local-centroids": 2}
     asked |= {"gan": "gan-pendigits", "samples": 4, "average": 0.9, "precision": "float32", "feature-range": 1.0}

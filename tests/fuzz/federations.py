@@ -63,7 +63,7 @@ _BLOBS = {
     "dataset": "kit.toys:blobs",
     "shift": "none",
     "groups": "1",
-    "non-iid-level": 0,
+    "label-skew": "non-iid:0",
     "samples-per-client": 0,
     "rounds": 1,
     "clusters": 3,

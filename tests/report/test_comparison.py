@@ -299,7 +299,7 @@ def test_a_condition_that_an_earlier_version_lacks_has_its_default():
 def test_what_is_off_is_not_shown_and_what_is_set_is():
     shown = shown_settings(of(device="cpu", seed=3, average_last=0.25, out="here"))
     assert (shown["device"], shown["seed"], shown["average-last"]) == ("cpu", 3, 0.25)
-    assert not {"out", "resume", "stop-after", "dirichlet-alpha", "data-dir"} & shown.keys()
+    assert not {"out", "resume", "stop-after", "label-skew", "data-dir"} & shown.keys()
     assert "seed" not in shown_settings(of())
     assert "recorders" in shown_settings(of(recorders="tensorboard,mlflow"))
 

@@ -33,7 +33,7 @@ def make_run(folder, strategy="ppfc-gan", dataset="pendigits", shape=(16,), note
     (folder / "evidence").mkdir(parents=True)
     (folder / "config.toml").write_text(
         f"[config]\nstrategy = '{strategy}'\ndataset = '{dataset}'\nclients = 5\nclusters = 3\ngroups = '1'\n"
-        "rounds = 1\nnon-iid-level = 0.25\nsampling-rate = 1.0\nprivacy-unit = 'none'\n"
+        "rounds = 1\nlabel-skew = 'non-iid:0.25'\nsampling-rate = 1.0\nprivacy-unit = 'none'\n"
     )
     line = {"round": 1, "seconds": 7.0, "epsilon": None, "notes": notes, **TRAFFIC}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")

@@ -117,7 +117,7 @@ def test_a_client_accepts_every_value_that_a_setting_may_have(key):
         try:
             parsed = declared.parse(value)
         except ConfigError:
-            continue  # a further check, such as non-iid-level between -1 and 0
+            continue  # a further check, such as the form of label-skew
         ClientConfig.from_record({**config, **({} if parsed is None else {key: parsed})})
 
 
@@ -157,7 +157,7 @@ def test_every_number_with_a_fraction_has_a_largest_value():
     [
         {"local-epochs": 20_000},
         {"batch-size": 2_000_000_000},
-        {"dirichlet-alpha": 1e10},
+        {"label-skew": "dirichlet:1e+10"},
         {"seed": 2**63},
         {"server-lr": 1e300},
         {"clients": 10**10},

@@ -148,9 +148,9 @@ def test_values_are_coerced_from_strings():
         ({"rounds": "1e999"}, ["rounds = '1e999'"]),
         ({"clients": math.nan}, ["clients = nan"]),
         ({"seed": -1}, ["seed = -1", "'auto'"]),
-        ({"non-iid-level": -0.5}, ["non-iid-level = -0.5", "must be -1, or a number from 0 to 1"]),
-        ({"non-iid-level": 1.01}, ["non-iid-level = 1.01"]),
-        ({"non-iid-level": math.nan}, ["non-iid-level = nan"]),
+        ({"label-skew": "non-iid:-0.5"}, ["label-skew = 'non-iid:-0.5'", "non-iid:SHARE (0 to 1)"]),
+        ({"label-skew": "non-iid:1.01"}, ["label-skew = 'non-iid:1.01'"]),
+        ({"label-skew": "dirichlet:nan"}, ["label-skew = 'dirichlet:nan'"]),
         ({"resume": "perhaps"}, ["resume = 'perhaps'"]),
         # qM/k is 0.2 * 500 / 4 = 25
         ({"sampling-rate": 0.2, "rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
@@ -284,10 +284,10 @@ def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_pat
         ({"strategy": "cfl", "privacy-unit": "none"}, "clusters", 0),
         ({"strategy": "cfl", "privacy-unit": "none", "clusters": 3}, "clusters", 3),
         ({"strategy": "cfl"}, "sampling-rate", 1.0),
-        ({"strategy": "kfed"}, "non-iid-level", 0.5),
-        ({"strategy": "kfed", "non-iid-level": 0.0}, "non-iid-level", 0.0),
-        ({"strategy": "kfed", "dataset": "own", "input-shape": "16", "num-classes": 3}, "non-iid-level", -1.0),
-        ({"strategy": "kfed", "non-iid-level": -1}, "non-iid-level", -1.0),  # given, though it is the default of others
+        ({"strategy": "kfed"}, "label-skew", "non-iid:0.5"),
+        ({"strategy": "kfed", "label-skew": "non-iid:0"}, "label-skew", "non-iid:0"),
+        ({"strategy": "kfed", "dataset": "own", "input-shape": "16", "num-classes": 3}, "label-skew", "none"),
+        ({"strategy": "kfed", "label-skew": "none"}, "label-skew", "none"),  # given, though it is the default of others
         ({"dataset": "own", "input-shape": "16", "num-classes": 0}, "model", "regression"),
         ({"dataset": "own", "input-shape": "16", "num-classes": 3}, "model", "mlp-32"),
         ({"dataset": "own", "input-shape": "16", "num-classes": 0, "model": "mlp-32"}, "model", "mlp-32"),
@@ -536,7 +536,7 @@ def test_own_data_are_described_by_public_facts():
     numbers = RunConfig({**OWN, "input-shape": "16", "num-classes": 0})
     assert (numbers["model"], numbers.examples) == ("regression", ((16,), 0))
     for method in ("ppfc-gan", "kfed"):  # whose defaults divide a data set
-        assert RunConfig({**OWN, "strategy": method, "clusters": 3})["non-iid-level"] == -1.0
+        assert RunConfig({**OWN, "strategy": method, "clusters": 3})["label-skew"] == "none"
     record = RunConfig({**OWN, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 50})
     assert record.plan.client_plans[0].num_examples == 50
 
@@ -611,9 +611,7 @@ def test_what_a_schema_cannot_be_is_refused(schema_file, wrong, complaint):
         ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),
         ({"groups": "2"}, "groups = '2': clients' own data are neither partitioned nor shifted; set it to '1'"),
         ({"shift": "rotation-90"}, "shift = 'rotation-90': .* set it to 'none'"),
-        ({"dirichlet-alpha": 0.5}, r"dirichlet-alpha = 0\.5: .* set it to 0\.0"),
-        ({"classes-per-client": 2}, "classes-per-client = 2: .* set it to 0"),
-        ({"non-iid-level": 0.5}, r"non-iid-level = 0\.5: .* set it to -1\.0"),
+        ({"label-skew": "dirichlet:0.5"}, "label-skew = 'dirichlet:0.5': .* set it to 'none'"),
         ({"validation-clients": 3}, "validation-clients = 3: .* set it to 0"),
         ({"samples-per-client": 50}, "samples-per-client = 50: .* only record-level privacy requires"),
         ({"strategy": "fedavg", "privacy-unit": "record"}, "samples-per-client = 0: record level"),

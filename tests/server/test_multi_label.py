@@ -295,7 +295,7 @@ def test_a_data_set_of_a_library_states_its_task(library, tmp_path, least, more)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"dirichlet-alpha": 0.5}, "dirichlet_alpha requires classes, but mine has 3 labels"),
+        ({"label-skew": "dirichlet:0.5"}, "label-skew = dirichlet:0.5 requires classes, but mine has 3 labels"),
         ({"shift": "label-shift", "groups": "3"}, "'label-shift' requires labels of classes"),
         ({"shift": "label-permutation", "groups": "3"}, "'label-permutation' requires labels of classes"),
         ({"shift": "lines"}, "'lines' requires points with real targets"),

@@ -28,7 +28,7 @@ SETTINGS = {
     "dataset": "kit.toys:blobs",
     "clients": CLIENTS,
     "clusters": 3,
-    "non-iid-level": 0,
+    "label-skew": "non-iid:0",
     "seed": 1,
     "device": "cpu",
     "registration-timeout": 0.0,
@@ -586,7 +586,7 @@ def test_limits_of_an_upload():
 @pytest.mark.parametrize("method", ["kfed", "ffcm", "ppfc-gan"])
 def test_defaults_are_the_paper_s(tmp_path, method):
     config = RunConfig({"strategy": method, "dataset": "kit.toys:blobs"})
-    expected = {"clusters": 10, "rounds": 1, "clients": 10, "groups": "1", "shift": "none", "non-iid-level": 0.5}
+    expected = {"clusters": 10, "rounds": 1, "clients": 10, "groups": "1", "shift": "none", "label-skew": "non-iid:0.5"}
     expected |= {"evaluate-every": 1, "privacy-unit": "none", "sampling-rate": 1.0, "reseed-every": 0}
     if method == "ppfc-gan":
         expected |= {"local-epochs": 200, "batch-size": 64}
