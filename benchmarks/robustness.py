@@ -44,7 +44,7 @@ SHARES = {"none": (0.1, 0.2, 0.3), "record": (0.3,)}
 SCALE = 5.0
 BASE = {"clients": 80, "rounds": 20, "evaluate-every": 20, "batch-size": 14, "samples-per-client": 56, "device": "cpu"}
 #: Share of dishonest clients that an aggregator assumes.
-BYZANTINE = {name: {"byzantine-share": 0.3} for name in ("trimmed-mean", "krum", "multi-krum")}
+BYZANTINE = {name: {"aggregator": f"{name}:0.3"} for name in ("trimmed-mean", "krum", "multi-krum")}
 RECORD = {"rounds": 10, "evaluate-every": 10, "epsilon": 8.0, "clip-norm": 1.0}
 #: Methods by unit of privacy, and whether they take other aggregators than the mean.
 METHODS = {

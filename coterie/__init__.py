@@ -13,7 +13,7 @@ __version__ = "0.3.0"
 __all__ = ["load"]
 
 
-def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = False) -> TrainedModels:
+def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) -> TrainedModels:
     """Load the models of a run folder as PyTorch modules; see :func:`coterie.inference.load`.
 
     Examples:

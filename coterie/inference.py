@@ -79,18 +79,12 @@ class TrainedModels(Sequence[nn.Module]):
         cards: the card of each model.
         modules: the models.
         sites: cluster of each client of the run, as far as it is known.
-        names: number of each client that has a name.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        cards: Sequence[ModelCard],
-        modules: Sequence[nn.Module],
-        sites: Mapping[int, int],
-        names: Mapping[str, int],
+        self, folder: Path, cards: Sequence[ModelCard], modules: Sequence[nn.Module], sites: Mapping[int, int]
     ) -> None:
-        self.folder, self.cards, self.sites, self.names = folder, tuple(cards), dict(sites), dict(names)
+        self.folder, self.cards, self.sites = folder, tuple(cards), dict(sites)
         self._modules = tuple(modules)
 
     @overload
@@ -322,7 +316,7 @@ class TrainedModels(Sequence[nn.Module]):
         additive = isinstance(module, Additive)
         modules = [module if index == cluster else other for index, other in enumerate(self._modules)]
         cards = [replace(card, additive=additive) if card.cluster == cluster else card for card in self.cards]
-        return TrainedModels(self.folder, cards, modules, self.sites, self.names)
+        return TrainedModels(self.folder, cards, modules, self.sites)
 
     def _initial(self) -> npt.NDArray[np.float32]:
         """Return the public parameters from which a client trains alone.
@@ -350,13 +344,12 @@ class TrainedModels(Sequence[nn.Module]):
             ) from None
         return LocalTrainingConfig(1, training.batch_size, training.lr)
 
-    def cluster_of(self, site: int | str) -> int:
-        """Return the cluster of a client of the run, given by its number or name.
+    def cluster_of(self, site: int) -> int:
+        """Return the cluster of a client of the run, given by its number.
 
         Raises:
             InferenceError: it is not known.
         """
-        site = _number(site, self.names)
         if len(self) == 1:
             return 0
         if site in self.sites:
@@ -429,12 +422,12 @@ class TrainedModels(Sequence[nn.Module]):
         return _prepared_shape(self.card)
 
 
-def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = False) -> TrainedModels:
+def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) -> TrainedModels:
     """Load the models of a run.
 
     Args:
         run: a run folder, or a folder with its model files only.
-        site: number or name of the client whose personal layers complete the models, for methods that have them
+        site: number of the client whose personal layers complete the models, for methods that have them
             (FedPer). Their state must be in the run folder, as after a simulation.
         trust_code: import a network or features given as ``module:function`` or by an entry point. The name is taken
             from the model file: allow it for files of a source that you trust.
@@ -456,8 +449,7 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
                 f"the models need code that is not Coterie's: {', '.join(map(repr, foreign))}; allow its import with "
                 "--trust-code (trust_code=True) if you trust the source of these files"
             )
-    clusters, names = _sites(folder)
-    site_state = None if site is None else (folder / "clients", _number(site, names))
+    site_state = None if site is None else (folder / "clients", site)
     shared = _constants(files[0].parent, cards[0])
     modules = []
     for file, (card, tensors) in zip(files, loaded, strict=True):
@@ -467,7 +459,7 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
             raise
         except (networks.ModelError, ValueError, RuntimeError) as error:
             raise InferenceError(f"{file} does not fit its card: {' '.join(str(error).split())}") from None
-    models = TrainedModels(files[0].parent, cards, modules, clusters, names)
+    models = TrainedModels(files[0].parent, cards, modules, _sites(folder))
     try:
         _ = models.task
     except (TaskError, DataError) as error:
@@ -616,21 +608,11 @@ def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
     return networks.features(card.features)(np.zeros((1, *card.shape), np.float32)).shape[1:]
 
 
-def _sites(folder: Path) -> tuple[dict[int, int], dict[str, int]]:
-    """Return cluster by client, and client by name, as far as result.json states them."""
+def _sites(folder: Path) -> dict[int, int]:
+    """Return cluster by client, as far as result.json states them."""
     try:
         outcome = Outcome.read(folder)
     except FileError as error:
         raise InferenceError(f"{error}; restore it from a copy, or remove it") from None
     sites = outcome.sites if outcome else ()
-    clusters = {site.client: site.cluster for site in sites if site.cluster is not None}
-    return clusters, {site.name: site.client for site in sites if site.name is not None}
-
-
-def _number(site: int | str, names: Mapping[str, int]) -> int:
-    """Return the number of a client, given by it or by its name."""
-    if isinstance(site, str) and site in names:
-        return names[site]
-    if isinstance(site, str) and not site.isdecimal():
-        raise InferenceError(f"no site is called {site!r}; names: {', '.join(names) or 'none'}")
-    return int(site)
+    return {site.client: site.cluster for site in sites if site.cluster is not None}

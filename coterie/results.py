@@ -271,10 +271,9 @@ class RoundRecord(Traffic):  # large: one field per value of a record
 
 @dataclass(frozen=True, kw_only=True)
 class Site(Record):
-    """A client that has a name, or whose cluster may be published."""
+    """A client whose cluster may be published."""
 
     client: int
-    name: str | None = None
     cluster: int | None = None
 
 

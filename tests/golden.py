@@ -86,7 +86,7 @@ VARIANTS = {
     },
     "rc-dpfl, clients alike": {"privacy-unit": "record", "weights": "equal"},
     "lcfl, landmarks": {"privacy-unit": "record", "landmarks": 3, "models-per-message": 2},
-    "lcfl, warm-up, fedprox": {"privacy-unit": "none", "warm-up-rounds": 1, "cluster-optimizer": "fedprox"},
+    "lcfl, warm-up": {"privacy-unit": "none", "warm-up-rounds": 1},
     "lcfl, parameters": {"privacy-unit": "none", "metric": "params"},
     "lcfl, directions": {"privacy-unit": "none", "metric": "gradcos"},
     "ppfc-gan, simple, failing": {"privacy-unit": "none", "device-failures": 0.2, "ema-decay": 0.0},

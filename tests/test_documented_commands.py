@@ -38,7 +38,7 @@ def commands():
 ELSEWHERE = {
     ("run", "--config", "run.toml"): "examples/test_hospital_csv.py",
     ("run", "--engine", "ray"): "engine/test_ray_cluster.py",
-    ("run", "--set", "recorders=tensorboard,mlflow"): "server/test_recorders.py",
+    ("run", "--recorders", "tensorboard,mlflow"): "server/test_recorders.py",
     ("run", "--set", "task=multi-label"): "server/test_own_tasks.py",
     ("bench",): "bench/test_bench.py",
     ("audit",): "audit/test_audit_runs.py",

@@ -404,33 +404,6 @@ def test_the_command_says_what_it_did_and_what_it_needs(trained, sites, coterie,
     assert document(out)["cluster"] == exact(run)["client_cluster"][1]
 
 
-def test_sites_have_public_names(trained, sites, coterie):
-    run = trained(client_names="north, south,east,west", rounds=4)
-    listed = json.loads((run / "result.json").read_text())["sites"]
-    assert [site["name"] for site in listed] == ["north", "south", "east", "west"]
-    assert [site["cluster"] for site in listed] == exact(run)["client_cluster"]
-    named, numbered = (coterie("predict", run, sites / "blind-2.npz", "--site", site) for site in ("east", 2))
-    assert named == numbered
-    assert named[0] == 0
-    assert_refused(coterie("predict", run, sites / "blind-2.npz", "--site", "up"), "no site is called 'up'")
-
-
-def test_names_without_clusters_are_stated_too(trained):
-    run = trained(client_names="a,b,c,d", strategy="fedavg", clusters=1, rounds=1)
-    listed = json.loads((run / "result.json").read_text())["sites"]
-    assert listed == [{"client": i, "name": name} for i, name in enumerate("abcd")]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"), [("a,b", "2 names for 4 clients"), ("a,a,b,c", "different names"), ("a,,b,c", "different")]
-)
-def test_names_that_do_not_fit_are_refused(names, message):
-    from coterie.server import ConfigError, RunConfig
-
-    with pytest.raises(ConfigError, match=message):
-        RunConfig({"client-names": names, "clients": 4})
-
-
 # ---- reading records --------------------------------------------------------------------------------------
 
 

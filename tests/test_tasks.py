@@ -190,30 +190,26 @@ def test_class_weights_scale_losses_and_not_scores():
     factors = torch.tensor([1.0, 2.0, 0.5])[y]
     torch.testing.assert_close(weighted(outputs, y), factors * task_of(3)(outputs, y))
     torch.testing.assert_close(weighted.marks(outputs, y), task_of(3).marks(outputs, y))
-    assert task_of(2).weighted("", "5") == task_of(2).weighted("1,5", "")
-    assert task_of(2).weighted("", "") is task_of(2)
+    assert task_of(2).weighted("") is task_of(2)
     assert not weighted.has_softmax_gradient  # the chains' gradient by hand is that of plain cross-entropy
 
 
 @for_rows(
-    ("classes", "class_weights", "pos_weight", "message"),
+    ("classes", "weights", "message"),
     [
-        (3, "1,2", "", "class-weights = '1,2': class-weights has one number for each of 3 classes"),
-        (3, "", "2", "pos-weight = '2': class-weights has one number for each of 3 classes"),
-        (2, "", "1,2", "or pos-weight has one"),
-        (2, "1,2", "3", "class-weights = '1,2' beside pos-weight: set one of them"),
-        (2, "1,0", "", "must be numbers from 1e-06 to 1e.06, separated by commas"),
-        (2, "1,-3", "", "must be numbers"),
-        (2, "1,nan", "", "must be numbers"),
-        (2, "1,inf", "", "must be numbers"),
-        (2, "one,two", "", "must be numbers"),
-        (2, "1,,2", "", "must be numbers"),
-        (0, "", "2", "regression has no weights; leave it out"),
+        (3, "1,2", "class-weights = '1,2': one number for each of 3 classes is required"),
+        (2, "1,0", "must be numbers from 1e-06 to 1e.06, separated by commas"),
+        (2, "1,-3", "must be numbers"),
+        (2, "1,nan", "must be numbers"),
+        (2, "1,inf", "must be numbers"),
+        (2, "one,two", "must be numbers"),
+        (2, "1,,2", "must be numbers"),
+        (0, "2", "regression has no weights; leave it out"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_in_one_line(classes, class_weights, pos_weight, message):
+def test_weights_that_do_not_fit_are_refused_in_one_line(classes, weights, message):
     with pytest.raises(TaskError, match=message) as raised:
-        task_of(classes).weighted(class_weights, pos_weight)
+        task_of(classes).weighted(weights)
     assert "\n" not in str(raised.value)
 
 
@@ -223,9 +219,9 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(classes, class_weights,
         ({"task": "binary"}, "task = 'binary': the data have 10 classes, whose task is multi-class; leave it out"),
         ({"task": "regression"}, "the data have 10 classes"),
         ({"task": "yes"}, "task = 'yes': must be auto, multi-class, binary"),
-        ({"class-weights": "1,2"}, "class-weights has one number for each of 10 classes"),
+        ({"class-weights": "1,2"}, "class-weights = '1,2': one number for each of 10 classes"),
         ({"class-weights": "a"}, "class-weights = 'a': must be numbers such as 1,5"),
-        ({"dataset": "diabetes", "pos-weight": "2"}, "regression has no weights"),
+        ({"dataset": "diabetes", "class-weights": "2"}, "regression has no weights"),
         ({"strategy": "kfed", "class-weights": ",".join("1" * 10)}, "kfed has no loss of classes; leave them out"),
     ],
 )
@@ -237,7 +233,7 @@ def test_a_run_refuses_what_does_not_fit_its_task(values, message):
 def test_a_run_states_its_task():
     assert RunConfig({"task": "multi-class"}).task == task_of(10)
     assert RunConfig({"dataset": "breast-cancer", "task": "binary"}).task == task_of(2)
-    assert RunConfig({"dataset": "breast-cancer", "pos-weight": "3"}).task.weights == (1.0, 3.0)
+    assert RunConfig({"dataset": "breast-cancer", "class-weights": "1,3"}).task.weights == (1.0, 3.0)
     own = {"dataset": "own", "input-shape": "3", "clients": 4}
     assert RunConfig({**own, "task": "binary"}).data.num_classes == 2
     assert RunConfig({**own, "task": "regression"}).training.model == "regression"

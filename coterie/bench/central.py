@@ -19,7 +19,7 @@ from coterie.logs import ProgressCallback, ignore_progress
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig
 from coterie.server.metrics import partition_scores
-from coterie.strategies.ffcm import FFCMSettings
+from coterie.strategies.ffcm import FUZZIFIER
 from coterie.strategies.ppfc_gan import PPFCGANSettings
 
 Points = npt.NDArray[np.float32]
@@ -82,8 +82,7 @@ def _km(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
 
 def _fcm(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
     rng = np.random.default_rng(config.seed)
-    fuzzifier = getattr(config.options, "fuzzifier", FFCMSettings().fuzzifier)  # that of ffcm, where it is the strategy
-    return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=fuzzifier))
+    return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=FUZZIFIER))
 
 
 def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
@@ -94,11 +93,9 @@ def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
         config.run.clusters,
         options.pretrain_epochs,
         options.joint_epochs,
-        options.dcn_weight,
-        options.dcn_noise,
-        options.autoencoder,
-        options.dcn_restarts,
-        precision=options.precision,
+        noise=options.dcn_noise,
+        restarts=options.dcn_restarts,
+        precision=config.training.precision,
         seed=config.seed or 0,
         device=config.training.device,
     )

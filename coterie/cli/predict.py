@@ -29,7 +29,7 @@ _File = Annotated[
 Schema = Annotated[
     Path | None, typer.Option(help="Schema of the run, with a part [file] that describes FILE; default: the run's.")
 ]
-Site = Annotated[str | None, typer.Option(metavar="N", help="Client of the run whose model to use: number or name.")]
+Site = Annotated[int | None, typer.Option(metavar="N", help="Client of the run whose model to use.")]
 Identifiers = Annotated[
     str | None, typer.Option("--id", metavar="COLUMN", help="Column of FILE that names each record; needs a schema.")
 ]
@@ -154,7 +154,7 @@ def export(
     )
 
 
-def choose_cluster(models: TrainedModels, records: LocalRecords, site: str | None, cluster: int | None) -> int:
+def choose_cluster(models: TrainedModels, records: LocalRecords, site: int | None, cluster: int | None) -> int:
     """Return the cluster whose model to use: the given one, that of a site, or the one that fits the labels best.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 import tomllib
@@ -135,6 +136,9 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     start_from: _Start = None,
+    recorders: Annotated[
+        str | None, typer.Option(help="Also record every round with tensorboard, mlflow, or both separated by a comma.")
+    ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings and exit.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -143,6 +147,8 @@ def run(
         _list_keys(as_json)
         return
     began = time.monotonic()
+    if recorders:
+        os.environ["COTERIE_RECORDERS"] = recorders
     options = {
         "strategy": strategy,
         "dataset": dataset,

@@ -206,7 +206,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         declared, data = client.declared, config.data
         try:
             asked = data.facts()
-            asked.task.weighted(config.training.class_weights, config.training.pos_weight)
+            asked.task.weighted(config.training.class_weights)
         except (DataError, TaskError) as error:
             raise ClientError(f"{who}: {error}") from None
         other_columns = declared.columns != () and asked.columns != declared.columns

@@ -161,7 +161,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         local, options = config.training, request if isinstance(request, TrainRequest) else TrainRequest()
         device = torch_device(local.device)
         batch_size = _FULL_BATCH if options.first_batch and not plans else local.batch_size
-        precision = local.gpu_precision if device == "cuda" else "float32"
+        precision = local.precision if device == "cuda" else "float32"
         for kind in local.plugins if plans else ():
             raise RequestError(f"{kind}: {NOT_AT_RECORD_LEVEL}")
         if "trainer" in local.plugins and options.penalty is not None:
@@ -193,9 +193,8 @@ class Cohort:  # large: what handlers read of a message, each computed once
         Raises:
             RequestError: the weights do not fit the data.
         """
-        training = self.config.training
         try:
-            return self.federation.task.weighted(training.class_weights, training.pos_weight)
+            return self.federation.task.weighted(self.config.training.class_weights)
         except TaskError as error:
             raise RequestError(str(error)) from None
 

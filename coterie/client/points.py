@@ -45,7 +45,7 @@ def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
         request.samples,
         training.device,
         request.average,
-        request.precision,
+        "bfloat16" if cohort.config.training.precision == "bfloat16" else "float32",
         request.feature_range,
     )
     if cohort.plans:

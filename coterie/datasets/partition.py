@@ -43,8 +43,8 @@ class Partition(Settings):
         groups: `"4"` for four balanced groups, or proportions `"2:1:1"`.
         shift: a key of `SHIFTS` that supports the kind of data.
         label_skew: how labels differ between clients; `"none"`: all draw from all of them. No two clients hold the same
-            training example. With `"dirichlet:A"`, each client draws a label distribution from Dirichlet(A), more skewed
-            the smaller A is, and receives N training examples from it (an equal share of all if N is 0). With
+            training example. With `"dirichlet:A"`, each client draws a label distribution from Dirichlet(A), more
+            skewed the smaller A is, and receives N training examples from it (an equal share of all if N is 0). With
             `"classes:C"`, it holds C random classes, such that all classes are held about equally often, and receives
             N examples in equal shares per class (if N is 0, the holders of a class share all of its examples). Both
             have a test set of their own of max(32, len(test) // clients) examples in the same shares. With
@@ -73,8 +73,8 @@ class Partition(Settings):
     shift: str = setting("rotation", "how the data of hidden groups differ", choices=sorted(SHIFTS), client=True)
     label_skew: str = setting(
         "none",
-        "how labels differ between clients: by Dirichlet(ALPHA), by NUMBER classes each, or by a SHARE of each class that "
-        "goes to one client, who is also tested on its part of all data",
+        "how labels differ between clients: by Dirichlet(ALPHA), by NUMBER classes each, or by a SHARE of each class "
+        "that goes to one client, which is tested on its own part of all data",
         allowed="none, dirichlet:ALPHA, classes:NUMBER, or non-iid:SHARE (0 to 1)",
         check=lambda text: _skew(text) is not None,
         client=True,
@@ -91,8 +91,8 @@ class Partition(Settings):
         super().__post_init__()
         if self.skew[0] == "non-iid" and self.validation_clients:
             raise ConfigError(
-                f"validation-clients = {self.validation_clients}: label-skew = {self.label_skew} divides all data among "
-                "the clients; set validation-clients to 0, or another label-skew"
+                f"validation-clients = {self.validation_clients}: label-skew = {self.label_skew} divides all data "
+                "among the clients; set validation-clients to 0, or another label-skew"
             )
 
     @property

@@ -112,17 +112,9 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     )
     class_weights: str = setting(
         "",
-        "weight of each class in the loss, in order; from public numbers, as shares of labels would reveal records",
+        "weight of each class in the loss, in order; of several labels that of positives, of all or of each; from "
+        "public numbers, as shares of labels would reveal records",
         allowed="numbers such as 1,5",
-        check=_are_weights,
-        client=True,
-        tuned=True,
-        only=_OWN_LOSS,
-    )
-    pos_weight: str = setting(
-        "",
-        "weight of positives in the loss: of the second of two classes, or of all labels or each; from public numbers",
-        allowed="numbers such as 5 or 1,5",
         check=_are_weights,
         client=True,
         tuned=True,
@@ -139,9 +131,10 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     device: str = setting(
         "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
     )
-    gpu_precision: str = setting(
+    precision: str = setting(
         "float32",
-        "precision of matrix products and convolutions of local training on a GPU, except for DP-SGD",
+        "precision of matrix products and convolutions of local training on a GPU, and of GANs (float32 or bfloat16) "
+        "also on a processor; DP-SGD has float32",
         choices=("float32", "tf32", "bfloat16"),
         client=True,
     )

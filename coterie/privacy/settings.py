@@ -52,17 +52,12 @@ class PrivacySettings(Settings):  # large: one field per setting
         at_least=0.05,
         at_most=1e4,
     )
-    clipping: str = setting(
-        "fixed",
-        "whether C (c) is clip-norm, or half of the median of the norms of updates (gradients), within the guarantee",
-        choices=("fixed", "adaptive"),
-    )
-    clip_norm: float = setting(
+    clip_norm: float | None = setting(
         0.3,
-        "C, L2 bound of a client's update; at record level c, of a record's gradient",
+        "C, L2 bound of a client's update; at record level c, of a record's gradient; auto: half of the median of the "
+        "norms of updates (gradients), within the guarantee",
         within=CLIP_NORM,
         tuned=True,
-        only=("privacy.clipping", ("fixed",)),
     )
     divisor: str | None = setting(
         None,
@@ -84,13 +79,6 @@ class PrivacySettings(Settings):  # large: one field per setting
         "who knows which clients take part: everyone, or the server alone, which amplifies privacy; auto: visible "
         "under banded; the other mechanisms assume that it is secret",
         choices=PARTICIPATION,
-        only=("privacy.mechanism", ("banded",)),
-    )
-    min_separation: int | None = setting(
-        None,
-        "b, rounds from one participation of a client to the next, at least; auto: 1/sampling-rate if participation is "
-        "visible, else that of the least error",
-        at_least=1,
         only=("privacy.mechanism", ("banded",)),
     )
     dropout: float = setting(
@@ -147,7 +135,6 @@ class RecordLevelSettings(Settings):
         choices=[way for way in SELECTIONS if way != "none"],
         only=_RECORD,
     )
-    selection_epsilon: float = setting(0.02, "epsilon of one such choice", at_least=0.001, at_most=50, only=_RECORD)
     loss_bound: float = setting(
         4.0,
         "bound to which the loss of a record is clipped in such a choice, or where losses are released",

@@ -57,11 +57,10 @@ _PARTITIONED = _is_not("dataset", "own")
 _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "clusters": (_one_of(_CLUSTERED, _LABELS),),
     "max-clusters": (_SEARCHES, _is("clusters", 0)),
-    **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier"), (_PRIVATE,)),
-    "clipping": (_PRIVATE,),
+    **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier", "clip-norm"), (_PRIVATE,)),
     **dict.fromkeys(("mechanism", "identifier-share"), (_CLIENT_LEVEL,)),
     "divisor": (_is_not("privacy-unit", "record"),),
-    **dict.fromkeys(("selection", "selection-epsilon"), (_SELECTS,)),
+    "selection": (_SELECTS,),
     "loss-noise": (_COMPARES,),
     "loss-bound": (_one_of(_SELECTS, _COMPARES),),
     **dict.fromkeys(("input-shape", "num-classes", "table-schema", "columns"), (_is("dataset", "own"),)),

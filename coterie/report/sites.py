@@ -25,22 +25,20 @@ class Site:
 
     Attributes:
         client: its id.
-        name: its name; empty if it has none.
         cluster: its cluster; None if it is not released or not known.
         accuracy: exact accuracy of its model on its held-out data; None if it is not known.
         personal: the same of the model that it fitted to its own records.
     """
 
     client: int
-    name: str
     cluster: int | None
     accuracy: float | None
     personal: float | None = None
 
     @property
     def label(self) -> str:
-        """The name, or the client's id."""
-        return self.name or f"client {self.client}"
+        """How a reader calls it."""
+        return f"client {self.client}"
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,13 @@ class Spread:
 def read_sites(run: Run) -> list[Site]:
     """Return the sites by client id; empty if neither clusters nor accuracies of single sites are known."""
     outcome = run.outcome
-    sites = {site.client: Site(site.client, _printable(site.name or ""), site.cluster, None) for site in outcome.sites}
+    sites = {site.client: Site(site.client, site.cluster, None) for site in outcome.sites}
     scores = outcome.diagnostics or Diagnostics()
     clients = scores.client_id or ()
     clusters = scores.client_cluster or (None,) * len(clients)
     own = scores.client_personal_accuracy or (None,) * len(clients)
     for client, accuracy, personal, cluster in zip(clients, scores.client_accuracy or (), own, clusters, strict=False):
-        site = sites.get(client, Site(client, "", None, None))
+        site = sites.get(client, Site(client, None, None))
         known = cluster if site.cluster is None else site.cluster
         sites[client] = replace(site, cluster=known, accuracy=accuracy, personal=personal)
     return [sites[client] for client in sorted(sites)]

@@ -124,6 +124,18 @@ class Aggregator(Bounded):
     name: Annotated[str, OneOf(AGGREGATORS)] = "mean"
     byzantine_share: Annotated[float, Bounds(0, 0.5, below=True)] = 0.2
 
+    @classmethod
+    def parse(cls, text: str) -> Aggregator:
+        """Return the aggregator of a name, or of name and share such as "krum:0.3".
+
+        Raises:
+            ValueError: an unknown name, or a share out of range or that the aggregator does not use.
+        """
+        name, colon, share = text.partition(":")
+        if colon and name in ("mean", "median"):
+            raise ValueError(f"{name} tolerates no share of dishonest clients")
+        return cls(name, float(share)) if colon else cls(name)
+
     @property
     def robust(self) -> bool:
         """Whether it is another than the mean, and reads updates one by one."""

@@ -80,7 +80,7 @@ def open_folder(
             )
         submission_of(config)
     exporter.address()
-    recorders.check(config)
+    recorders.configured()
     _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.run.strategy}-{config.data.dataset}-{stamp}".replace(":", ".")

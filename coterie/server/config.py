@@ -32,7 +32,7 @@ from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.run_state import StrategyError
 from coterie.server import planning
-from coterie.server.settings import DeploymentSettings, EvaluationSettings, RecordingSettings, RunSettings
+from coterie.server.settings import DeploymentSettings, EvaluationSettings, RunSettings
 from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
@@ -57,7 +57,6 @@ class Tables:
     record_level: RecordLevelSettings
     evaluation: EvaluationSettings
     deployment: DeploymentSettings
-    recording: RecordingSettings
 
 
 _TABLES: dict[str, type[Settings]] = get_type_hints(Tables)
@@ -76,7 +75,7 @@ _UNIT = "privacy.privacy-unit"
 _SCHEMA, _COLUMNS = "data.table-schema", "data.columns"
 _MECHANISM = "privacy.mechanism"
 # Settings that have no effect without privacy.
-_REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
+_REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", _MECHANISM)
 _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -387,11 +386,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return min(self.evaluation.train_alone, self.data.clients) if compared and exact else 0
 
     @property
-    def client_names(self) -> list[str]:
-        """Public name of every client; empty without names."""
-        return [name.strip() for name in self.run.client_names.split(",")] if self.run.client_names else []
-
-    @property
     def searches(self) -> bool:
         """Whether the run searches for the number of clusters, from ``max-clusters`` models."""
         return self.method.searches and self.run.clusters == 0
@@ -412,7 +406,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     def task(self) -> Task:
         """What models predict, with the weights of its loss."""
         try:
-            return self.facts.task.weighted(self.training.class_weights, self.training.pos_weight)
+            return self.facts.task.weighted(self.training.class_weights)
         except TaskError as error:
             raise ConfigError(str(error)) from None
 
@@ -451,6 +445,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             "example_shape": lambda: self.examples[0],
             "feature_range": lambda: self.facts.feature_range,
             "device": lambda: self.training.device,
+            "precision": lambda: self.training.precision,
         }
         return StrategyOptions(
             clusters=self.run.clusters,
@@ -529,7 +524,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def aggregator(self) -> Aggregator:
         """The aggregator of a cluster's updates."""
-        return Aggregator(self.aggregation.aggregator, self.aggregation.byzantine_share)
+        return Aggregator.parse(self.aggregation.aggregator)
 
     @cached_property
     def plan(self) -> Plan:
@@ -645,8 +640,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     def _check_combinations(self) -> None:
         run, unit, clients = self.run, self.privacy.privacy_unit, self.data.clients
         try:
-            if self.client_names and len(self.client_names) != clients:
-                raise ConfigError(f"client-names has {len(self.client_names)} names for {clients} clients; name all")
             if run.clusters == 0 and not self.method.finds_clusters:
                 raise ConfigError(f"clusters = 0: {run.strategy} does not determine the number of clusters; set it")
             self._check_search()
@@ -749,14 +742,12 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             )
 
     def _check_task(self) -> None:
-        asked, weights = self.data.task, self.training.class_weights or self.training.pos_weight
+        asked, weights = self.data.task, self.training.class_weights
         if asked != AUTO and asked not in self.facts.task.names:
             task = self.facts.task
             raise ConfigError(f"task = {asked!r}: the data have {task}, whose task is {task.name}; leave it out")
         if weights and self.method.produces == "labels":
-            raise ConfigError(
-                f"class-weights and pos-weight: {self.method.name} has no loss of classes; leave them out"
-            )
+            raise ConfigError(f"class-weights: {self.method.name} has no loss of classes; leave them out")
         if weights:
             _ = self.task
         if self.method.produces == "labels" and self.data.dataset == OWN_DATA and not self.facts.task.has_classes:

@@ -76,13 +76,13 @@ def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
 class _Gauges:
     """Latest metrics of a run; a collector of prometheus_client.
 
-    At client level participation is secret: metrics of such runs contain neither replies nor clients. Exact scores of a
-    private run are served under the same condition as recorders record them.
+    At client level participation is secret: metrics of such runs contain neither replies nor clients. Exact scores are
+    those of runs without privacy.
     """
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
         config = folder.config
-        self._exact, self._private = config.recording.exports_exact_scores(folder.plan), folder.plan.private
+        self._exact = not folder.plan.private
         self.about = {"strategy": config.run.strategy, "dataset": config.data.dataset}
         done = folder.resumed.round if folder.resumed else 0
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
@@ -92,7 +92,7 @@ class _Gauges:
         values = {"round": record.round, "epsilon": record.epsilon, "accuracy": record.accuracy}
         values["clients_present"] = record.clients_present
         if self._exact and record.scores.accuracy is not None:
-            values["diagnostics_accuracy" if self._private else "accuracy"] = record.scores.accuracy
+            values["accuracy"] = record.scores.accuracy
         replies = dict(self.replies)
         if record.replies is not None and record.dropped is not None:
             for result, count in (("accepted", record.replies["accepted"]), ("dropped", record.dropped)):
@@ -119,6 +119,5 @@ _HELP = {
     "epsilon": "Privacy spent so far; +Inf without privacy.",
     "epsilon_budget": "Privacy budget of the run; +Inf without privacy.",
     "accuracy": "Latest mean accuracy of the clients: noisy and charged; exact in a run without privacy.",
-    "diagnostics_accuracy": "Latest mean accuracy of the clients: exact, outside the privacy guarantee.",
     "clients_present": "Connected clients in the last round.",
 }

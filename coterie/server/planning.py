@@ -166,11 +166,11 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
     options = {
         "identifiers": privacy.identifiers,
         "participation": privacy.participation,
-        "min_separation": privacy.min_separation,
         "dropout": privacy.dropout,
         "corrupt": privacy.corrupt,
     }
-    mechanism_options = {name: options[name] for name in PLANS[privacy.mechanism].options if options[name] is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    mechanism_options = {name: given[name] for name in PLANS[privacy.mechanism].options if name in given}
     return {
         **numbers,
         **mechanism_options,
@@ -187,7 +187,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
 def _clipping(config: RunConfig) -> dict[str, float]:
     """Return the clipping norm, or that of round 1 with the parameters of adaptive clipping."""
     privacy = config.privacy
-    if privacy.clipping == "fixed":
+    if privacy.clip_norm is not None:
         return {"clip_norm": privacy.clip_norm}
     return {"clip_norm": _CLIP_FACTOR * INITIAL_NORM, "clip_factor": _CLIP_FACTOR, "clip_share": _CLIP_SHARE}
 
@@ -248,9 +248,9 @@ def check_records(config: RunConfig) -> None:
             f"the schema names a unit of several records (column {config.units!r}), but {config.method.name} clusters "
             "single records: use another strategy, privacy-unit = none, or a schema without [unit]"
         )
-    if config.privacy.clipping == "adaptive" and config.method.produces == "labels":
+    if config.privacy.clip_norm is None and config.method.produces == "labels":
         raise ConfigError(
-            f"clipping = 'adaptive' requires several rounds: {config.method.name} has one; set clip-norm: c, the bound "
+            f"clip-norm = auto requires several rounds: {config.method.name} has one; set it to c, the bound "
             "of a record's gradient"
         )
     for name in ("rebalance-min", "reseed-every"):
@@ -316,7 +316,6 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             "local_epochs": config.training.local_epochs,
             "selection": level.selection if choices else "none",
             "selections": choices,
-            "selection_epsilon": level.selection_epsilon,
             "loss_noise": level.loss_noise,
             **config.method.released_losses(config.data.clients, config.options),
             "accountant": "pld" if privacy.accountant is None else privacy.accountant,

@@ -1,7 +1,7 @@
 """Recorders: the values of a run as series in TensorBoard and MLflow, updated after every round.
 
-The series hold what metrics.jsonl holds, which is released or charged; exact scores of a private run only under
-``record-diagnostics``. A resumed run continues its series: values that are already there are not written again.
+The series hold what metrics.jsonl holds, which is released or charged, and exact scores of runs without
+privacy. A resumed run continues its series: values that are already there are not written again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from coterie.logs import printable
 from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
-from coterie.server.settings import RECORDERS
 
-#: Prefix of exact scores of private runs.
-DIAGNOSTICS = "diagnostics/"
+#: Environment variable that names the recorders, separated by commas.
+VARIABLE = "COTERIE_RECORDERS"
 _SKIPPED = ("round", "notes")
 # Limits of one request to MLflow: metrics, parameters, and characters of a parameter.
 _METRICS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
@@ -58,14 +57,20 @@ class Series(Protocol):
         """End the run with an MLflow status, and with facts about its result."""
 
 
-def check(config: RunConfig) -> None:
-    """Raise :class:`ConfigError` if a recorder is configured whose library is missing."""
-    for name in config.recording.names:
-        if find_spec(RECORDERS[name]) is None:
-            raise ConfigError(
-                f"recorders = {config.recording.recorders!r} requires {name}, which is not installed: "
-                f"pip install 'coterie[{name}]', or leave recorders out"
-            )
+def configured() -> list[str]:
+    """Return the recorders that COTERIE_RECORDERS names.
+
+    Raises:
+        ConfigError: it names another one, or the library of one is missing.
+    """
+    text = os.environ.get(VARIABLE, "")
+    names = text.split(",") if text else []
+    if len(set(names)) < len(names) or not set(names) <= _SERIES.keys():
+        raise ConfigError(f"{VARIABLE} = {text!r}: must be {', '.join(_SERIES)}, or both separated by a comma")
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"{VARIABLE} = {text!r} requires {name}: pip install 'coterie[{name}]', or leave it out")
+    return names
 
 
 @contextmanager
@@ -75,8 +80,7 @@ def recording(folder: RunFolder) -> Iterator[None]:
     Raises:
         ConfigError: a library is missing, or a recorder cannot be opened.
     """
-    check(folder.config)
-    opened = [_Recording(name, folder) for name in folder.config.recording.names]
+    opened = [_Recording(name, folder) for name in configured()]
     previous = folder.on_metrics
 
     def observe(record: RoundRecord) -> None:
@@ -104,15 +108,14 @@ class _Recording:
 
     def __init__(self, name: str, folder: RunFolder) -> None:
         self._name, self._folder = name, folder
-        self._exact = folder.config.recording.exports_exact_scores(folder.plan)
-        self._prefix = DIAGNOSTICS if folder.plan.private else ""
+        self._exact = not folder.plan.private
         self._pending: list[Value] = []
         try:
             self._series = _SERIES[name](folder)
             self._known = self._series.known()
             self._add_all()
         except Exception as error:  # of a library, a network or a database
-            raise ConfigError(f"recorders: {name} cannot be opened: {_described(error)}") from None
+            raise ConfigError(f"{name} cannot be opened: {_described(error)}") from None
 
     def add(self, records: Sequence[RoundRecord]) -> None:
         """Write the values of these rounds; warn if that fails."""
@@ -135,7 +138,7 @@ class _Recording:
     def _add(self, records: Sequence[RoundRecord]) -> None:
         values = [value for record in records for value in values_of(record.to_json())]
         if self._exact:
-            values += [value for record in records for value in values_of(record.exact(), self._prefix)]
+            values += [value for record in records for value in values_of(record.exact())]
         waiting = {(value.name, value.round) for value in self._pending}
         missing = (value for value in values if (value.name, value.round) not in self._known)
         self._pending += [value for value in missing if (value.name, value.round) not in waiting]
@@ -145,7 +148,7 @@ class _Recording:
             self._pending = []
 
 
-def values_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[Value]:
+def values_of(line: Mapping[str, Any]) -> Iterator[Value]:
     """Yield the finite numbers of a line; numbers in a list or a table get names such as ``histogram/0``.
 
     Texts are left out, and so are tables in tables, whose names come from clients.
@@ -154,11 +157,11 @@ def values_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[Value]:
     for key, value in line.items():
         if key in _SKIPPED:
             continue
-        inner: Mapping[Any, Any] = {f"{prefix}{key}": value}
+        inner: Mapping[Any, Any] = {key: value}
         if isinstance(value, Mapping):
-            inner = {f"{prefix}{key}/{name}": entry for name, entry in value.items()}
+            inner = {f"{key}/{name}": entry for name, entry in value.items()}
         elif isinstance(value, list | tuple):
-            inner = {f"{prefix}{key}/{index}": entry for index, entry in enumerate(value)}
+            inner = {f"{key}/{index}": entry for index, entry in enumerate(value)}
         for name, number in inner.items():
             if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
                 yield Value(name, line["round"], float(number), now)

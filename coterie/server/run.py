@@ -192,15 +192,6 @@ def _card(
     )
 
 
-def _sites(config: RunConfig, clusters: Mapping[int, int]) -> tuple[Site, ...]:
-    """The clients whose cluster may be published or that have a name."""
-    names = dict(enumerate(config.client_names))
-    return tuple(
-        Site(client=client, name=names.get(client), cluster=clusters.get(client))
-        for client in sorted(names.keys() | clusters.keys())
-    )
-
-
 def _clusters_of(strategy: ClusteredStrategy, rounds: int, scores: Diagnostics) -> dict[int, int]:
     """The cluster of every client, as far as the guarantee allows to publish it.
 
@@ -413,6 +404,9 @@ def _outcome(
         seconds_per_round=training / len(records) if records else None,
         peak_rss_mb=peak / 1024,
         out=str(folder.path),
-        sites=_sites(config, _clusters_of(strategy, len(records), evaluated.scores)),
+        sites=tuple(
+            Site(client=client, cluster=cluster)
+            for client, cluster in sorted(_clusters_of(strategy, len(records), evaluated.scores).items())
+        ),
         diagnostics=scores and _diagnostics(config, guarantee["certified"], scores),
     )

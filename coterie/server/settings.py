@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
 from coterie.fields.settings import Settings, setting
-from coterie.privacy import Guarantee
 from coterie.strategies.registry import STRATEGIES
 
 
@@ -48,19 +47,7 @@ class RunSettings(Settings):
     start_from: str = setting(
         "", "run folder whose last models are the initial ones; empty: new models", allowed="a run folder"
     )
-    initial_clients: str = setting(
-        "same",
-        "clients of the run in start-from: same, whose charges count too, or other, as only the user can know",
-        choices=("same", "other"),
-    )
     seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", within=SEED)
-    client_names: str = setting(
-        "",
-        "public names of clients 0, 1, ..., for results and the report; empty: none",
-        allowed="different names, separated by commas",
-        check=_are_names,
-        place=True,
-    )
     signed_request: str = setting(
         "",
         "what coterie sign makes of these settings, for clients whose policies name submitters; empty: none",
@@ -142,39 +129,3 @@ class DeploymentSettings(Settings):
         at_most=1,
         place=True,
     )
-
-
-#: Recorders by name, with the library that each requires.
-RECORDERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
-
-
-def _names_recorders(text: str) -> bool:
-    names = text.split(",") if text else []
-    return len(set(names)) == len(names) and set(names) <= RECORDERS.keys()
-
-
-@dataclass(frozen=True)
-class RecordingSettings(Settings):
-    """Series of a run in TensorBoard and MLflow."""
-
-    table: ClassVar[str] = "recording"
-
-    recorders: str = setting(
-        "",
-        "where the released values of every round are also recorded; empty: nowhere",
-        allowed="tensorboard, mlflow, or both separated by a comma",
-        check=_names_recorders,
-        place=True,
-    )
-    record_diagnostics: bool = setting(
-        False, "also record the exact scores of a private run, which are outside the guarantee", place=True
-    )
-
-    def exports_exact_scores(self, plan: Guarantee) -> bool:
-        """Return whether exact scores of a run leave for recorders and metrics: without privacy, or on request."""
-        return self.record_diagnostics or not plan.private
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The recorders."""
-        return tuple(self.recorders.split(",")) if self.recorders else ()

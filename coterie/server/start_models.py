@@ -22,7 +22,7 @@ from coterie.server.checkpoints import read_checkpoint
 from coterie.server.config import RunConfig
 from coterie.wire.messages import Layout
 
-_OTHERS = "; if its clients are others, set initial-clients to other"
+_OTHERS = "; of a run on other clients, export the models and set pretrained"
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ class StartModels:
             LedgerError: the ledger of that run is damaged.
         """
         if not config.run.start_from:
-            if config.run.initial_clients != "same":
-                raise ConfigError("initial-clients has no effect without start-from; leave it out")
             return None
         run = Path(config.run.start_from)
         checkpoint, _ = read_checkpoint(run / "checkpoint" / "state.safetensors")
@@ -64,12 +62,11 @@ class StartModels:
                 f"start-from = '{run}': its models have other frozen parameters or buffers than those that model "
                 f"'{config.training.model}' builds; use the code and files of that run"
             )
-        counts = config.privacy.privacy_unit != "none" and config.run.initial_clients == "same"
+        counts = config.privacy.privacy_unit != "none"
         events = _composed(run, header, charges, config) if counts else Counter[Event]()
         reasons = certificate(header, charges)["reasons"] if counts else []
         entry = {
             "run": run.absolute().name,
-            "clients": config.run.initial_clients,
             "ledger": charges[-1].get("chain", "") if charges else "",
             "header": header_digest(header),
             "reasons": reasons,

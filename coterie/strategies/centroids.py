@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.fields import MAX_CLUSTERS
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import Settings
 from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest
 from coterie.wire.messages import PointsSpec
@@ -20,44 +19,25 @@ if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
 
 
-@dataclass(frozen=True)
-class LocalCentroidsSettings(OneShotSettings):
-    """Settings of k-FED and FFCM."""
-
-    table: ClassVar[str] = "one-shot"
-
-    local_centroids: int = setting(
-        0, "number of centroids per client, k'; 0: the number of clusters", at_least=0, at_most=MAX_CLUSTERS, tuned=True
-    )
-
-
 class LocalCentroids(OneShot):
     """Merges centroids of all clients."""
 
     point_name: ClassVar[str] = "local centroids"
     releases: ClassVar[tuple[str, ...]] = ("centroids",)
-    settings_class: ClassVar[type[Settings]] = LocalCentroidsSettings
-    settings: LocalCentroidsSettings
+    settings_class: ClassVar[type[Settings]] = OneShotSettings
     #: Clustering algorithm of the clients.
     local: ClassVar[str]
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: clients send exact centroids, and that of few records shows them",
     )
 
-    @property
-    def local_centroids(self) -> int:
-        """k', the number of centroids of each client."""
-        return self.settings.local_centroids or self.clusters
-
     def request(self) -> CentroidsRequest:
-        """The number of centroids and the clustering algorithm."""
-        return CentroidsRequest(
-            local=self.local, local_centroids=self.local_centroids, feature_range=self.feature_range
-        )
+        """The number of centroids, k' = k, and the clustering algorithm."""
+        return CentroidsRequest(local=self.local, local_centroids=self.clusters, feature_range=self.feature_range)
 
     def reply_spec(self) -> PointsSpec:
         """At most the requested number of centroids; fewer if a client has fewer records."""
-        return replace(super().reply_spec(), max_points=min(self.max_points, self.local_centroids))
+        return replace(super().reply_spec(), max_points=min(self.max_points, self.clusters))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of the centroids of all clients."""

@@ -24,28 +24,15 @@ A client's update depends on its head, which depends on the rounds in which the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.fields.settings import Settings, setting
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.method import Parameters
 
 
-@dataclass(frozen=True)
-class FedPerSettings(Settings):
-    """Settings of FedPer."""
-
-    table: ClassVar[str] = "fedper"
-
-    personal_layers: int = setting(
-        1, "number of last layers with parameters that stay at the clients", at_least=1, tuned=True
-    )
-
-
 class FedPer(FedAvg):
-    """One global body; the last layers stay at the client, in its state file.
+    """One global body; the last layer with parameters stays at the client, in its state file.
 
     ``initial_arrays`` of ``start`` hold the base layers only: clients add their personal layers.
     """
@@ -56,8 +43,6 @@ class FedPer(FedAvg):
     row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
-    settings_class: ClassVar[type[Settings]] = FedPerSettings
-    settings: FedPerSettings
 
     def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 5: the base layers.
@@ -65,12 +50,8 @@ class FedPer(FedAvg):
         Raises:
             StrategyError: no layer would be personal, or none shared.
         """
-        whole, personal_layers = draw(), self.settings.personal_layers
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in whole))
-        if not 1 <= personal_layers < len(layers):
-            raise StrategyError(
-                f"personal-layers = {personal_layers}: the network has {len(layers)} layer(s) ({', '.join(layers)}); "
-                "at least one must be personal and one shared"
-            )
-        shared = set(layers[:-personal_layers])
+        whole = draw()
+        *shared, personal = dict.fromkeys(name.rpartition(".")[0] for name in whole)
+        if not shared:
+            raise StrategyError(f"the last layer is personal, but the network has only {personal}; use another one")
         return {name: values for name, values in whole.items() if name.rpartition(".")[0] in shared}

@@ -18,33 +18,23 @@ Details
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering import k_means
-from coterie.fields import FUZZIFIER
-from coterie.fields.settings import Settings, setting
-from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
+from coterie.strategies.centroids import LocalCentroids
 from coterie.wire import CentroidsRequest
 
-
-@dataclass(frozen=True)
-class FFCMSettings(LocalCentroidsSettings):
-    """Settings of FFCM."""
-
-    table: ClassVar[str] = "ffcm"
-
-    fuzzifier: float = setting(1.1, "m of fuzzy c-means", within=FUZZIFIER, tuned=True)
+#: m, the fuzzifier of fuzzy c-means.
+FUZZIFIER = 1.1
 
 
 class FFCM(LocalCentroids):
     """Lines 1 to 3."""
 
-    settings_class: ClassVar[type[Settings]] = FFCMSettings
-    settings: FFCMSettings
     name: ClassVar[str] = "ffcm"
     title: ClassVar[str] = "k-means of clients' fuzzy c-means"
     paper: ClassVar[str] = "Stallmann and Wilbik 2022"
@@ -53,7 +43,7 @@ class FFCM(LocalCentroids):
 
     def request(self) -> CentroidsRequest:
         """Line 1."""
-        return replace(super().request(), fuzzifier=self.settings.fuzzifier)
+        return replace(super().request(), fuzzifier=FUZZIFIER)
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Line 2."""

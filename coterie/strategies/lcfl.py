@@ -33,7 +33,7 @@ Deviations from the paper
   is that of line 13.
 - ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables report equal figures for LCFL and FedAvg after
   5 of 60 iterations; Algorithm 1 does not explain this, but such rounds do.
-- Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg or FedProx.
+- Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg.
 - If k is not given, all clients may form one cluster (clusterers.py). The run ends if no two clients are similar: for
   most clients, the gain from any other client's model is less than half of the typical gain from a client's own model.
 - A client without a reply joins later: it reports its losses on the best model of each cluster and joins the cluster
@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -60,7 +60,7 @@ from coterie.clustering.distances import (
     parameter_distances,
     profile_distances,
 )
-from coterie.fields import CLUSTERS, PENALTY_WEIGHT
+from coterie.fields import CLUSTERS
 from coterie.fields.settings import Settings, setting
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies.method import Models, Round, Steps
@@ -75,8 +75,6 @@ _DISTANCES: dict[str, Callable[[Updates], FloatArray]] = {
 
 #: Distances between clients: Equations (2) and (1), and one minus the cosine similarity of CFL.
 METRICS = ("loss", *_DISTANCES)
-#: Training algorithms for the model of a cluster.
-OPTIMIZERS = ("fedavg", "fedprox")
 
 _LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
 # Maximum size of the models in one message, in bytes.
@@ -101,21 +99,13 @@ class LCFLSettings(Settings):
     landmarks: int = setting(0, "models that every client evaluates, L; 0: all pairs", at_least=0, tuned=True)
     warm_up_rounds: int = setting(0, "rounds of FedAvg before clients are compared", at_least=0, tuned=True)
     models_per_message: int = setting(32, "models in one message to be evaluated", within=CLUSTERS)
-    cluster_optimizer: str = setting("fedavg", "training of the model of a cluster", choices=OPTIMIZERS, tuned=True)
-    proximal_mu: float = setting(
-        0.1,
-        "weight of the proximal term, mu",
-        within=PENALTY_WEIGHT,
-        tuned=True,
-        only=("lcfl.cluster-optimizer", ("fedprox",)),
-    )
 
 
 class LCFL(ClusteredStrategy):
     """Clusters clients by the losses of their first models on each other's data."""
 
     name: ClassVar[str] = "lcfl"
-    title: ClassVar[str] = "clustering by losses on each other's first models; then FedAvg or FedProx"
+    title: ClassVar[str] = "clustering by losses on each other's first models; then FedAvg"
     paper: ClassVar[str] = "LCFL, Algorithm 1"
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     releases: ClassVar[tuple[str, ...]] = ("losses", "updates")
@@ -157,16 +147,8 @@ class LCFL(ClusteredStrategy):
         if _LABELS not in self.state:
             return (yield from self._cluster_clients(models[:1]))  # lines 1-15
         yield from self._place_late()
-        request = self.training()
-        if self.penalises:
-            request = replace(request, penalty="proximal", penalty_weight=self.settings.proximal_mu)
-        released = yield from self.sums(request, models, to=self.assignments(number))
+        released = yield from self.sums(self.training(), models, to=self.assignments(number))
         return self.step(models, released)  # line 17
-
-    @property
-    def penalises(self) -> bool:
-        """After the clustering, by FedProx."""
-        return self.settings.cluster_optimizer == "fedprox"
 
     def assignments(self, number: int) -> Mapping[int, int] | None:
         """Line 15, from the round of clustering on."""

@@ -62,7 +62,7 @@ class Declarations:  # large: what a method declares, a line each
     #: Settings of the method only.
     settings_class: ClassVar[type[Settings]] = Settings
     #: Options that depend on data and device instead of settings: ``true_groups``, ``example_shape``,
-    #: ``feature_range``, ``device``.
+    #: ``feature_range``, ``device``, ``precision``.
     needs: ClassVar[tuple[str, ...]] = ()
     #: What replies of clients hold beside evaluations, in the words of a policy (coterie/site/policy.py).
     releases: ClassVar[tuple[str, ...]] = ("updates",)

@@ -44,6 +44,10 @@ _SHOWN = 2000
 _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
 
 
+#: Maximum size of the points of one client, in megabytes.
+UPLOAD_LIMIT = 256
+
+
 @dataclass(frozen=True)
 class OneShotSettings(Settings):
     """Settings of every method that clusters records."""
@@ -59,7 +63,6 @@ class OneShotSettings(Settings):
         "imply, otherwise 3",
         within=FEATURE_RANGE,
     )
-    upload_limit: int = setting(256, "maximum size of the points of one client, in megabytes", at_least=1)
 
 
 class OneShot(ClusteredStrategy):
@@ -101,9 +104,7 @@ class OneShot(ClusteredStrategy):
                 f"{self.name} requires the participation of all clients: set sampling-rate to 1, not {plan.rate:g}"
             )
         if not self.max_points:
-            raise StrategyError(
-                f"upload-limit = {self.settings.upload_limit} MB is smaller than one record of shape {self.shape}"
-            )
+            raise StrategyError(f"one record of shape {self.shape} is larger than {UPLOAD_LIMIT} MB")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ class OneShot(ClusteredStrategy):
     @property
     def max_points(self) -> int:
         """Maximum number of points of one client."""
-        return self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
+        return UPLOAD_LIMIT * 2**20 // (4 * int(np.prod(self.shape)))
 
     @property
     def encoder(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from flwr.app import MetricRecord
 
-from coterie.fields import AT_LEAST_0, PERSONAL_METHODS, REBALANCE_TRAIN, Bounded, OneOf
+from coterie.fields import AT_LEAST_0, GAN_PRECISIONS, PERSONAL_METHODS, REBALANCE_TRAIN, Bounded, OneOf
 from coterie.privacy import Ledger, Streams
 from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
@@ -62,6 +62,7 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
         example_shape: shape of a record, for methods that need it.
         feature_range: public bound on the absolute value of a feature, for methods that need it.
         device: device on which the server trains, for methods that need it.
+        precision: precision of matrix products of the server, for methods that need it.
 
     Raises:
         StrategyError: a value is none of the listed ones.
@@ -95,3 +96,4 @@ class StrategyOptions(Bounded):  # large: the keywords of every strategy's const
     example_shape: Sequence[int] = ()
     feature_range: float = 1.0
     device: str = "cpu"
+    precision: Annotated[str, OneOf(GAN_PRECISIONS)] = "float32"

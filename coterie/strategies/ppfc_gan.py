@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.common.logger import log
 
-from coterie.fields import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
+from coterie.fields import EMA_DECAY, GAN_SAMPLES
 from coterie.fields.settings import Settings, setting
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.rounds.run_state import StrategyError
@@ -74,22 +74,9 @@ class PPFCGANSettings(OneShotSettings):
     synthetic_samples: int = setting(
         0, "number of samples from each client's GAN; 0: its number of records", within=GAN_SAMPLES, tuned=True
     )
-    autoencoder: str = setting(
-        "sae",
-        "autoencoder of the server: with a linear code, or with ReLU after it (Table A.8 of the paper)",
-        choices=("sae", "sae-relu"),
-        tuned=True,
-    )
     pretrain_epochs: int = setting(10, "epochs of pretraining the autoencoder alone", at_least=0, tuned=True)
     joint_epochs: int = setting(
         15, "epochs of joint training after pretraining; 0: k-means of the codes, the ablation", at_least=0, tuned=True
-    )
-    dcn_weight: float = setting(
-        4.0,
-        "weight of the clustering loss, the distance of codes from their centroids, lambda",
-        at_least=0,
-        at_most=1e6,
-        tuned=True,
     )
     dcn_noise: float = setting(
         0.4,
@@ -100,12 +87,6 @@ class PPFCGANSettings(OneShotSettings):
     )
     dcn_restarts: int = setting(
         2, "number of deep clustering networks; the one with the smallest objective is used", at_least=1, tuned=True
-    )
-    precision: str = setting(
-        "float32",
-        "precision of matrix products, except for DP-SGD; bfloat16 is faster on processors that support it",
-        choices=GAN_PRECISIONS,
-        tuned=True,
     )
 
 
@@ -120,16 +101,14 @@ class PPFCGAN(OneShot):
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     releases: ClassVar[tuple[str, ...]] = ("samples",)
     server_settings: ClassVar[tuple[str, ...]] = (
-        "ppfc-gan.autoencoder",
         "ppfc-gan.pretrain-epochs",
         "ppfc-gan.joint-epochs",
-        "ppfc-gan.dcn-weight",
         "ppfc-gan.dcn-noise",
         "ppfc-gan.dcn-restarts",
     )
     settings_class: ClassVar[type[Settings]] = PPFCGANSettings
     settings: PPFCGANSettings
-    needs: ClassVar[tuple[str, ...]] = (*OneShot.needs, "device")
+    needs: ClassVar[tuple[str, ...]] = (*OneShot.needs, "device", "precision")
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: PPFC-GAN's lemma gives no usable bound (a delta of the order of samples over records, "
@@ -152,7 +131,7 @@ class PPFCGAN(OneShot):
             raise StrategyError("pretrain-epochs and joint-epochs must not both be 0: the autoencoder must be trained")
         if settings.synthetic_samples > self.max_points:
             raise StrategyError(
-                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows at most {self.max_points} "
+                f"synthetic-samples = {settings.synthetic_samples}: at most {self.max_points} "
                 f"samples of shape {self.shape}"
             )
 
@@ -163,8 +142,8 @@ class PPFCGAN(OneShot):
 
     @property
     def encoder(self) -> str:
-        """The configured autoencoder."""
-        return self.settings.autoencoder
+        """The autoencoder of Table A.8, with a linear code."""
+        return "sae"
 
     def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
         """Line 1."""
@@ -177,7 +156,6 @@ class PPFCGAN(OneShot):
             labels=self.clusters,
             samples=self.settings.synthetic_samples,
             average=self.settings.ema_decay,
-            precision=self.settings.precision,
             feature_range=self.feature_range,
         )
 
@@ -209,11 +187,9 @@ class PPFCGAN(OneShot):
             self.clusters,
             self.settings.pretrain_epochs,
             self.settings.joint_epochs,
-            self.settings.dcn_weight,
-            self.settings.dcn_noise,
-            self.encoder,
-            self.settings.dcn_restarts,
-            precision=self.settings.precision,
+            noise=self.settings.dcn_noise,
+            restarts=self.settings.dcn_restarts,
+            precision=self.options.precision,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
             device=self.options.device,
         )

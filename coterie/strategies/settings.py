@@ -7,8 +7,16 @@ from typing import ClassVar
 
 from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
 from coterie.fields.settings import Settings, setting
-from coterie.rounds.aggregation import AGGREGATORS
+from coterie.rounds.aggregation import Aggregator
 from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS
+
+
+def _is_aggregator(text: str) -> bool:
+    try:
+        Aggregator.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -39,17 +47,11 @@ class AggregationSettings(Settings):
     )
     aggregator: str = setting(
         "mean",
-        "aggregation of a cluster's updates; all but mean tolerate dishonest clients; at client level: mean",
-        choices=AGGREGATORS,
+        "aggregation of a cluster's updates; all but mean tolerate dishonest clients, 0.2 of a cluster, or SHARE; at "
+        "client level: mean",
+        allowed="mean, median, trimmed-mean, krum, multi-krum, or one of the last three with :SHARE below 0.5",
+        check=_is_aggregator,
         tuned=True,
-    )
-    byzantine_share: float = setting(
-        0.2,
-        "share of dishonest clients in a cluster that the aggregator tolerates",
-        at_least=0,
-        below=0.5,
-        tuned=True,
-        only=("aggregation.aggregator", ("trimmed-mean", "krum", "multi-krum")),
     )
     average_last: float | None = setting(
         None,

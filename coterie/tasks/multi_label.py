@@ -38,13 +38,13 @@ class _MultiLabel(Task):
     def num_targets(self) -> int:
         return 1 << self.num_outputs
 
-    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
+    def _weights(self, given: tuple[float, ...]) -> tuple[float, ...] | None:
         weights = given * self.num_outputs if len(given) == 1 else given
-        return weights if key == "pos-weight" and len(weights) == self.num_outputs else None
+        return weights if len(weights) == self.num_outputs else None
 
     @property
     def _allowed_weights(self) -> str:
-        return f"pos-weight has one number, or one for each of {self.num_outputs} labels"
+        return f"one number, or one for each of {self.num_outputs} labels, is required"
 
     def bits(self, y: Targets) -> npt.NDArray[np.int64]:
         """Return (n, l) labels, 0 or 1, of (n,) targets."""

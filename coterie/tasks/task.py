@@ -87,28 +87,25 @@ class Task:  # large: what each of its users asks
         """The name of a task that the number of outputs does not tell; None: it does."""
         return None if task_of(self.num_outputs).name == self.name else self.name
 
-    def weighted(self, class_weights: str, pos_weight: str) -> Task:
+    def weighted(self, class_weights: str) -> Task:
         """Return the task with weights in the loss.
 
         A weight scales the loss of its records, and at record level their gradients before these are clipped.
 
         Args:
-            class_weights: of every class, in order, separated by commas; empty: 1.
-            pos_weight: of the second of two classes, or of positive labels, of all or of each; empty: 1.
+            class_weights: of every class, in order, separated by commas; of several labels, of the positives of all or
+                of each; empty: 1.
 
         Raises:
-            TaskError: the task has no such weights, or another number of them.
+            TaskError: the task has no weights, or another number of them.
         """
-        if not (class_weights or pos_weight):
+        if not class_weights:
             return self
-        key, text = ("class-weights", class_weights) if class_weights else ("pos-weight", pos_weight)
-        weights = self._weights(key, parse_weights(text)) if not (class_weights and pos_weight) else None
-        if weights is None:
-            both = " beside pos-weight: set one of them;" if class_weights and pos_weight else ""
-            raise TaskError(f"{key} = {text[:60]!r}{both}: {self._allowed_weights}")
+        if (weights := self._weights(parse_weights(class_weights))) is None:
+            raise TaskError(f"class-weights = {class_weights[:60]!r}: {self._allowed_weights}")
         return replace(self, weights=weights)
 
-    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
+    def _weights(self, given: tuple[float, ...]) -> tuple[float, ...] | None:
         """Return the weights of a setting; None if they do not fit."""
         return None
 
@@ -254,14 +251,12 @@ class _MultiClass(Task):
     def names(self) -> tuple[str, ...]:
         return ("multi-class", "binary") if self.num_outputs == 2 else ("multi-class",)
 
-    def _weights(self, key: str, given: tuple[float, ...]) -> tuple[float, ...] | None:
-        weights = (1.0, *given) if key == "pos-weight" and len(given) == 1 and self.num_outputs == 2 else given
-        return weights if len(weights) == self.num_outputs and (key == "class-weights" or len(given) == 1) else None
+    def _weights(self, given: tuple[float, ...]) -> tuple[float, ...] | None:
+        return given if len(given) == self.num_outputs else None
 
     @property
     def _allowed_weights(self) -> str:
-        pos = ", or pos-weight has one" if self.num_outputs == 2 else ""
-        return f"class-weights has one number for each of {self.num_outputs} classes{pos}"
+        return f"one number for each of {self.num_outputs} classes is required"
 
     @property
     def has_softmax_gradient(self) -> bool:

@@ -28,7 +28,6 @@ from coterie.fields import (
     EMA_DECAY,
     FEATURE_RANGE,
     FUZZIFIER,
-    GAN_PRECISIONS,
     GAN_SAMPLES,
     LOSS_BOUND,
     MAX_CLUSTERS,
@@ -313,7 +312,6 @@ class GanRequest(Request):
     labels: Clusters
     samples: Annotated[int, GAN_SAMPLES]
     average: Annotated[float, EMA_DECAY]
-    precision: Annotated[str, OneOf(GAN_PRECISIONS)]
     feature_range: Annotated[float, FEATURE_RANGE]
 
     @property

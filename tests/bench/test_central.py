@@ -178,7 +178,7 @@ def test_columns_that_are_not_there_are_refused(tmp_path):
 
 @pytest.mark.parametrize("method", ["fcm", "dcn"])
 def test_other_references(monkeypatch, tmp_path, method):
-    changes = {"pretrain_epochs": 2, "joint_epochs": 1, "dcn_weight": 0.5} if method == "dcn" else {"fuzzifier": 1.2}
+    changes = {"pretrain_epochs": 2, "joint_epochs": 1, "dcn_noise": 0.5} if method == "dcn" else {}
     changes["strategy"] = "ppfc-gan" if method == "dcn" else "ffcm"
     seen, said = {}, []
     if method == "dcn":

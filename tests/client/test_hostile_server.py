@@ -53,7 +53,7 @@ CONFIGURED = {**CONFIG.for_clients(), "round": 1}
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
 BUDGET = {"epsilon": 5.0, "delta": 1e-4}
 DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
-GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
+GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0}
 GAN["feature-range"] = 1.0
 CENTROIDS = {"local": "k-means", "local-centroids": 2, "feature-range": 1.0}
 # Entries of a charge: its times, and its random head.

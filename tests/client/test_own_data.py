@@ -242,7 +242,7 @@ def test_every_verb_is_guarded(verb, monkeypatch):
         run_config={},
     )
     content, _ = question()
-    of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"}
+    of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0}
     of_verbs |= {"feature-range": 1.0, "local": "k-means", "local-centroids": 1}
     of_verbs |= {"encoder": "none", "release-counts": False, "compared": 1}
     content["config"] = ConfigRecord({**content["config"], **of_verbs})

@@ -36,7 +36,7 @@ SETTINGS = {
 }
 
 
-PLAIN = {"average": 0.0, "precision": "float32", "feature-range": 1.0}
+PLAIN = {"average": 0.0, "feature-range": 1.0}
 
 
 def client_config(**settings):

@@ -25,7 +25,7 @@ RECORDS = RunConfig(
 )
 (TERMS,) = json.loads(RECORDS.plan.record_plans)
 RECORD_LEVEL = RECORDS.for_clients()
-GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
+GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0}
 GAN["feature-range"] = 1.0
 LABELS = {"labels": 2, "encoder": "none", "release-counts": False}
 

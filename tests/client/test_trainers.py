@@ -320,13 +320,6 @@ def test_settings_without_effect_are_refused(settings, text):
         RunConfig({**RUN, **settings})
 
 
-def test_lcfl_has_a_penalty_only_with_fedprox():
-    settings = {"dataset": "digits", "clients": 8, "clusters": 2, "strategy": "lcfl", "privacy-unit": "none"}
-    RunConfig({**settings, "trainer": f"{HERE}:Loop", "cluster-optimizer": "fedavg"})
-    with pytest.raises(ConfigError, match="lcfl adds a penalty"):
-        RunConfig({**settings, "trainer": f"{HERE}:Loop", "cluster-optimizer": "fedprox"})
-
-
 def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path):
     with closing(RunFolder.create(tmp_path / "run", RunConfig({**RUN, "trainer": f"{HERE}:NoMethod"}))) as folder:
         with pytest.raises(PluginError, match="needs a method train"):

@@ -326,7 +326,7 @@ def points_question(verb):
     settings = {"dataset": "kit.toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "label-skew": "non-iid:0"}
     config = RunConfig({"strategy": "ppfc-gan", "clusters": 3, **settings}).for_clients()
     asked = {"labels": 3, "local": "k-means", "local-centroids": 2}
-    asked |= {"gan": "gan-pendigits", "samples": 4, "average": 0.9, "precision": "float32", "feature-range": 1.0}
+    asked |= {"gan": "gan-pendigits", "samples": 4, "average": 0.9, "feature-range": 1.0}
     drawn = {name: value.detach().numpy() for name, value in build_gan("gan-pendigits", (4,), 3).named_parameters()}
     if verb == "query.label":
         asked |= {"encoder": "none", "release-counts": True}

@@ -74,7 +74,6 @@ def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, t
         "sampling-rate": 0.5 if participation == "visible" else 0.4,
         "mechanism": "banded",
         "participation": participation,
-        "min-separation": 2,
         "delta": 1e-3,
         "samples-per-client": 20,
         "seed": 7,

@@ -29,6 +29,8 @@ from federations import CLIENTS, EVALUATION, INTRODUCTION, SETTINGS, TRAINING, D
 from flwr.app import Message
 from mutators import mutate
 
+from coterie.strategies.one_shot import UPLOAD_LIMIT
+
 # Characters of a line of the log: a few of our own, and 200 of each of two clients' texts.
 _LONGEST_LINE = 700
 _LONGEST_REASON = 200
@@ -188,7 +190,7 @@ def run_of(federation: Federation) -> oracle.Run:
     config = federation.config
     exact = config["evaluate"] != "private" and not federation.name.endswith("library metrics")
     clips = federation.plan.unit != "none"
-    limit = getattr(config.options, "upload_limit", 0) * 2**20
+    limit = UPLOAD_LIMIT * 2**20 if config.method.produces == "labels" else 0
     return oracle.Run(CLIENTS, tuple(config.examples[0]), limit, exact, clips)
 
 

@@ -57,7 +57,7 @@ _NONE = {"privacy-unit": "none"}
 _NOISE = {"noise-multiplier": 0.5, "epsilon": 1e9, "delta": 0.01, "accountant": "rdp"}
 _CLIENT = {**_NOISE, "privacy-unit": "client", "clip-norm": 0.3, "divisor": "fixed"}
 _RR_SLOT = {**_CLIENT, "mechanism": "rr-slot"}
-_RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
+_RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5}
 _ONE, _CHAIN = {"clusters": 1}, {"model": "kit.toys:chain", "clusters": 1}
 _BLOBS = {
     "dataset": "kit.toys:blobs",

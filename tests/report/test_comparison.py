@@ -116,8 +116,8 @@ def test_a_run_without_privacy_has_exact_scores_that_nothing_guarantees(tmp_path
 
 def test_settings_that_some_runs_do_not_use_make_no_difference(tmp_path):
     runs = [
-        read_run(seeded(tmp_path / "a", "ifca", 0, reseed_every=5, byzantine_share=0.2)),
-        read_run(seeded(tmp_path / "b", "fedavg", 0, reseed_every=0, byzantine_share=0.3, clusters=1)),
+        read_run(seeded(tmp_path / "a", "ifca", 0, reseed_every=5, rebalance_train="own")),
+        read_run(seeded(tmp_path / "b", "fedavg", 0, reseed_every=0, rebalance_train="assigned", clusters=1)),
     ]
     assert compare(runs).settings == ("strategy",)
     runs.append(read_run(seeded(tmp_path / "c", "ifca", 0, reseed_every=10)))
@@ -198,18 +198,12 @@ def test_conditions_are_of_settings():
         ),
         (of(strategy="fedavg"), {"epsilon"}, {"clusters", "reseed-every", "rebalance-min", "rebalance-train"}),
         (of(mechanism="rr-slot"), {"identifiers"}, {"participation"}),
-        (of(), {"clipping"}, {"participation", "min-separation"}),
-        (of(clipping="adaptive"), {"clipping"}, {"clip-norm"}),
-        (of(mechanism="banded"), {"participation", "min-separation"}, {"identifiers"}),
-        (of(privacy_unit="none", clipping="adaptive"), set(), {"clipping"}),
-        (of(strategy="lcfl", cluster_optimizer="fedprox"), {"proximal-mu"}, set()),
-        (of(strategy="lcfl"), set(), {"proximal-mu"}),
+        (of(), {"clip-norm"}, {"participation"}),
+        (of(mechanism="banded"), {"participation"}, {"identifiers"}),
         (of(strategy="fedprox"), {"proximal-mu"}, set()),
         (of(evaluate="private"), {"evaluate-noise"}, {"evaluate-clients"}),
         (of(), {"evaluate-clients"}, {"max-clusters"}),
         (of(clusters=0), {"max-clusters"}, set()),
-        (of(aggregator="krum", privacy_unit="none"), {"byzantine-share"}, set()),
-        (of(aggregator="median", privacy_unit="none"), set(), {"byzantine-share"}),
         (
             of(strategy="rc-dpfl", samples_per_client=10),
             {"epsilon", "clip-norm", "weights", "components", "selection", "loss-bound"},
@@ -218,14 +212,14 @@ def test_conditions_are_of_settings():
         (
             of(strategy="fedavg", privacy_unit="record", samples_per_client=10),
             {"weights", "first-batch-size"},
-            {"selection", "selection-epsilon", "loss-bound", "loss-noise"},
+            {"selection", "loss-bound", "loss-noise"},
         ),
         (
             of(strategy="lcfl", privacy_unit="record", samples_per_client=10),
             {"loss-bound", "loss-noise"},
-            {"selection", "selection-epsilon"},
+            {"selection"},
         ),
-        (of(strategy="kfed"), {"clusters", "local-centroids"}, {"model", "server-lr", "epsilon", "reseed-every"}),
+        (of(strategy="kfed"), {"clusters", "feature-range"}, {"model", "server-lr", "epsilon", "reseed-every"}),
     ],
     ids=lambda value: str(value.get("strategy")) if isinstance(value, dict) else None,
 )
@@ -240,15 +234,14 @@ CONFIGURATIONS = [
     {},
     {"mechanism": "rr-slot"},
     {"mechanism": "banded"},
-    {"clipping": "adaptive"},
+    {"clip-norm": "auto"},
     {"clusters": 0},
     {"evaluate": "private"},
     {"evaluate": "off"},
     {"privacy-unit": "none"},
     {"privacy-unit": "none", "aggregator": "krum"},
     {"privacy-unit": "none", "aggregator": "median"},
-    {"strategy": "lcfl", "cluster-optimizer": "fedprox"},
-    {"strategy": "rc-dpfl", "samples-per-client": 50, "clipping": "adaptive"},
+    {"strategy": "rc-dpfl", "samples-per-client": 50, "clip-norm": "auto"},
     {"strategy": "lcfl", "privacy-unit": "record", "samples-per-client": 50},
     *({"strategy": name, "samples-per-client": 50} for name in STRATEGIES),
 ]
@@ -290,18 +283,11 @@ def test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it(given):
             assert has_effect(config, declared.key), name
 
 
-def test_a_condition_that_an_earlier_version_lacks_has_its_default():
-    """A run folder of a version without adaptive clipping does not name ``clipping``."""
-    config = {name: value for name, value in of().items() if name != "clipping"}
-    assert has_effect(config, "clip-norm")
-
-
 def test_what_is_off_is_not_shown_and_what_is_set_is():
     shown = shown_settings(of(device="cpu", seed=3, average_last=0.25, out="here"))
     assert (shown["device"], shown["seed"], shown["average-last"]) == ("cpu", 3, 0.25)
     assert not {"out", "resume", "stop-after", "label-skew", "data-dir"} & shown.keys()
     assert "seed" not in shown_settings(of())
-    assert "recorders" in shown_settings(of(recorders="tensorboard,mlflow"))
 
 
 def test_the_order_of_differences_is_that_of_the_settings():

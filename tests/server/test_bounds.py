@@ -20,9 +20,7 @@ NUMBERS = [each for each in SETTINGS.values() if each.kind in (int, float)]
 RECORD = {"privacy-unit": "record", "samples-per-client": 40, "clients": 12, "groups": "2"}
 # Settings whose allowed values depend on others, with a configuration that allows the extremes of their bounds.
 NEEDED = {
-    "aggregation.byzantine-share": {"aggregator": "trimmed-mean", "privacy-unit": "none"},
     "aggregation.rebalance-min": {"clusters": 1, "clients": 12, "groups": "1"},
-    "lcfl.proximal-mu": {"cluster-optimizer": "fedprox"},
     **{name: {"strategy": "rc-dpfl", **RECORD} for name in SETTINGS if name.startswith("record-level.")},
     "training.batch-size": {"strategy": "rc-dpfl", **RECORD},
     "training.local-epochs": {"strategy": "rc-dpfl", **RECORD},
@@ -34,7 +32,6 @@ NEEDED = {
     "data.clients": {"privacy-unit": "none", "clusters": 1, "groups": "1"},
     "data.num-classes": {"dataset": "own", "input-shape": "4"},
     "max-clusters": {"clusters": 0, "clients": 20_000},
-    "privacy.min-separation": {"mechanism": "banded", "participation": "secret"},
     "privacy.dropout": {"mechanism": "secure"},
     "privacy.corrupt": {"mechanism": "secure"},
     "rc-dpfl.components": RECORD,
@@ -79,7 +76,6 @@ def requests_of(config):
         redraw = tuple(np.eye(config.models).ravel().tolist())
         found.append(replace(found[0], redraw=redraw, rebalance_train=config.aggregation.rebalance_train))
     if config.run.strategy == "lcfl":
-        found.append(replace(found[0], penalty="proximal", penalty_weight=config.options.proximal_mu))
         found.append(LossesRequest(compared=config.options.models_per_message))
     return [
         replace(each, round=number, record_plans=plan.record_plans)

@@ -201,26 +201,20 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"landmarks": 3}, "lcfl.landmarks = 3: strategy = 'ifca' does not use it"),
         ({"lcfl.landmarks": 0}, "lcfl.landmarks = 0: strategy = 'ifca' does not use it"),
         ({"proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'ifca' does not use it"),
-        (
-            {"strategy": "lcfl", "proximal-mu": 0.5},
-            "no effect with lcfl.cluster-optimizer = 'fedavg', only with fedprox",
-        ),
-        ({"byzantine-share": 0.3}, "only with trimmed-mean or krum or multi-krum"),
+        ({"strategy": "lcfl", "proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'lcfl' does not use it"),
+        ({"aggregator": "median:0.3"}, "aggregator = 'median:0.3': must be mean, median, trimmed-mean"),
         ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
         ({"participation": "secret"}, "no effect with privacy.mechanism = 'joint', only with banded"),
         ({"participation": "visible"}, "only with banded; leave it out, or change privacy.mechanism"),
         ({"participation": "visible", "mechanism": "rr-slot"}, "no effect with privacy.mechanism = 'rr-slot'"),
         ({"strategy": "lcfl", "mechanism": "banded"}, "privacy.mechanism = banded: lcfl has no privacy by default"),
-        ({"strategy": "kfed", "clipping": "adaptive"}, "privacy.clipping = adaptive: kfed has no privacy; leave"),
         (
             {"strategy": "rc-dpfl", "samples-per-client": 90, "mechanism": "banded"},
             "privacy.mechanism = 'banded' is for privacy-unit = client: at record level, clients train by DP-SGD",
         ),
-        ({"clip-norm": 0.2, "clipping": "adaptive"}, "no effect with privacy.clipping = 'adaptive', only with fixed"),
-        ({"clipping": "adaptive", "clip-norm": 0.2}, "no effect with privacy.clipping = 'adaptive', only with fixed"),
         (
-            {"strategy": "ppfc-gan", "privacy-unit": "record", "samples-per-client": 90, "clipping": "adaptive"},
-            "clipping = 'adaptive' requires several rounds: ppfc-gan has one",
+            {"strategy": "ppfc-gan", "privacy-unit": "record", "samples-per-client": 90, "clip-norm": "auto"},
+            "clip-norm = auto requires several rounds: ppfc-gan has one",
         ),
         ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
         ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice (also to 2)"),
@@ -462,8 +456,7 @@ def test_a_sampling_rate_that_a_mechanism_rounds_is_announced():
     (warning,) = RunConfig({**visible, "sampling-rate": 0.3}).warnings()
     assert warning == "sampling-rate = 0.3: a cohort of mechanism banded has a share of 0.333 of the clients"
     assert RunConfig({**visible, "sampling-rate": 0.2}).warnings() == []
-    secret = {"participation": "secret", "min-separation": 3}
-    assert RunConfig({**visible, **secret, "sampling-rate": 0.3}).warnings() == []
+    assert RunConfig({**visible, "participation": "secret", "sampling-rate": 0.3}).warnings() == []
 
 
 def test_methods_of_record_level_have_defaults_of_their_own():
@@ -628,7 +621,7 @@ def test_what_own_data_cannot_be_is_refused(wrong, complaint):
         ({"sampling-rate": 0.2}, "epsilon is 19.5, not 8"),
         ({}, ""),
         ({"mechanism": "banded"}, ""),
-        ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.1, "min-separation": 2}, "epsilon is"),
+        ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.1}, "epsilon is"),
         ({"privacy-unit": "none"}, ""),
         ({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}, ""),
     ],

@@ -90,11 +90,7 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        ({}, {"coterie_accuracy": 0.25}),
-        ({"record_diagnostics": True}, {"coterie_accuracy": 0.25, "coterie_diagnostics_accuracy": 0.75}),
-        ({"privacy_unit": "none"}, {"coterie_accuracy": 0.75}),
-    ],
+    [({}, {"coterie_accuracy": 0.25}), ({"privacy_unit": "none"}, {"coterie_accuracy": 0.75})],
     ids=str,
 )
 def test_exact_scores_are_served_as_recorders_record_them(folder, port, settings, expected):

@@ -77,7 +77,7 @@ def dropping(message_type, clients):
         {},
         {"strategy": "fedcam"},
         {"strategy": "fesem"},
-        {"strategy": "rr-cluster", "clipping": "adaptive"},
+        {"strategy": "rr-cluster", "clip-norm": "auto"},
         {"sampling-rate": 0.5, "clients": 24},
     ],
     ids=["ifca", "fedcam", "fesem", "rr-cluster, adaptive norm", "two slots"],

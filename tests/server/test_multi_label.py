@@ -233,7 +233,13 @@ def test_a_site_fits_a_model_of_labels_to_its_records(run, sites, method):
 
 
 def test_a_run_at_record_level_trains_on_labels(sites, tmp_path):
-    more = {"privacy-unit": "record", "epsilon": 8, "samples-per-client": 40, "batch-size": 20, "pos-weight": "1,2,4"}
+    more = {
+        "privacy-unit": "record",
+        "epsilon": 8,
+        "samples-per-client": 40,
+        "batch-size": 20,
+        "class-weights": "1,2,4",
+    }
     simulated(tmp_path / "run", settings(sites, **more))
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["unit"] == "record"
     assert load(tmp_path / "run").task.weights == (1.0, 2.0, 4.0)
@@ -313,8 +319,7 @@ def test_partitions_and_shifts_by_class_are_refused(library, tmp_path, more, mes
     [
         ({"task": "multi-class"}, "task = 'multi-class': the data have 3 labels, whose task is multi-label"),
         ({"strategy": "kfed"}, "kfed compares clusters of records with classes, but the data have 3 labels"),
-        ({"class-weights": "1,2,3"}, "pos-weight has one number, or one for each of 3 labels"),
-        ({"pos-weight": "1,2"}, "pos-weight has one number, or one for each of 3 labels"),
+        ({"class-weights": "1,2"}, "class-weights = '1,2': one number, or one for each of 3 labels, is required"),
         ({"evaluate": "private", "score-share": 0.1}, "the task is to predict 3 labels, not two to 10 classes"),
         ({"num-classes": 8}, "num-classes = 8: the table-schema makes it 3"),
     ],

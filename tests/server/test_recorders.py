@@ -20,8 +20,6 @@ from coterie.server.recorders import recording, values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")  # of SQLAlchemy
 
-BOTH = {"recorders": "tensorboard,mlflow", "evaluate": "diagnostic"}
-
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
@@ -31,11 +29,13 @@ def no_network(monkeypatch):
         raise AssertionError(f"a connection to {args[1:]}")
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("COTERIE_RECORDERS", "tensorboard,mlflow")
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 def config(**changes):
-    return RunConfig(TINY | BOTH | {key.replace("_", "-"): value for key, value in changes.items()})
+    given = {key.replace("_", "-"): value for key, value in changes.items()}
+    return RunConfig(TINY | {"evaluate": "diagnostic"} | given)
 
 
 @cache
@@ -51,7 +51,7 @@ def empty_database():
 
 def train(path, tables_exist=True, **changes):
     with closing(RunFolder.create(path, config(**changes))) as folder:
-        if tables_exist and "mlflow" in folder.config["recorders"]:
+        if tables_exist and "mlflow" in recorders.configured():
             (path / "mlflow.db").write_bytes(empty_database())
         return run(folder, LocalGrid(TINY["clients"]))
 
@@ -104,12 +104,12 @@ def test_epsilon_is_the_ledgers_and_only_released_values_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["client", "none"])
-def test_exact_scores_are_recorded_on_request_or_without_privacy(tmp_path, unit):
-    train(tmp_path / "run", privacy_unit=unit, record_diagnostics=unit == "client", recorders="tensorboard")
+def test_exact_scores_are_recorded_without_privacy_alone(tmp_path, monkeypatch, unit):
+    monkeypatch.setenv("COTERIE_RECORDERS", "tensorboard")
+    train(tmp_path / "run", privacy_unit=unit)
     found = tensorboard(tmp_path / "run")
     (exact,) = lines(tmp_path / "run" / "diagnostics.jsonl")
-    prefix = "diagnostics/" if unit == "client" else ""
-    assert found[f"{prefix}accuracy", 2] == exact["accuracy"]
+    assert found.get(("accuracy", 2)) == (None if unit == "client" else exact["accuracy"])
     assert ("epsilon", 2) in found if unit == "client" else ("epsilon", 2) not in found  # infinite
     assert not [name for name, _ in found if "/client_" in f"/{name}"]
 
@@ -152,7 +152,7 @@ def test_a_resumed_run_continues_its_series_without_duplicates(tmp_path, monkeyp
     with file.open("ab") as events:
         events.write(b"\x18\x00\x00\x00")  # an incomplete event
     monkeypatch.undo()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("COTERIE_RECORDERS", "tensorboard,mlflow")
     with closing(RunFolder.resume(tmp_path / "run", {})) as folder:
         run(folder, LocalGrid(TINY["clients"]))
     expected = {v[:2]: v.value for line in lines(tmp_path / "run" / "metrics.jsonl") for v in values_of(line)}
@@ -164,7 +164,8 @@ def test_a_resumed_run_continues_its_series_without_duplicates(tmp_path, monkeyp
 
 
 def test_another_tracking_uri_gets_the_whole_series(tmp_path, monkeypatch):
-    train(tmp_path / "run", recorders="mlflow", stop_after=1)
+    monkeypatch.setenv("COTERIE_RECORDERS", "mlflow")
+    train(tmp_path / "run", stop_after=1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/team.db")
     with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 1})) as folder, recording(folder):
         pass
@@ -189,8 +190,9 @@ def test_a_recorder_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_missing_library_is_told_before_there_is_a_folder(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("COTERIE_RECORDERS", name)
     with pytest.raises(ConfigError, match=rf"requires {name}.*pip install 'coterie\[{name}\]'"):
-        open_folder(TINY | {"recorders": name, "out": str(tmp_path / "run")}, tmp_path)
+        open_folder(TINY | {"out": str(tmp_path / "run")}, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -205,9 +207,10 @@ def test_a_tracking_server_that_cannot_be_reached(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("names", ["tensorbord", "mlflow,mlflow", "mlflow,", " "])
-def test_names_of_recorders(names):
-    with pytest.raises(ConfigError, match=r"recorders = .*tensorboard, mlflow"):
-        config(recorders=names)
+def test_names_of_recorders(monkeypatch, names):
+    monkeypatch.setenv("COTERIE_RECORDERS", names)
+    with pytest.raises(ConfigError, match=r"COTERIE_RECORDERS = .*tensorboard, mlflow"):
+        recorders.configured()
 
 
 def test_names_from_clients_and_numbers_that_are_none_are_left_out():
@@ -225,8 +228,9 @@ def test_names_from_clients_and_numbers_that_are_none_are_left_out():
     assert found == {"seconds": (3, 1.0), "histogram/0": (3, 1.5), "replies/asked": (3, 4.0)}
 
 
-def test_mlflow_sends_no_telemetry(tmp_path):
-    train(tmp_path / "run", tables_exist=False, recorders="mlflow")
+def test_mlflow_sends_no_telemetry(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTERIE_RECORDERS", "mlflow")
+    train(tmp_path / "run", tables_exist=False)
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     from mlflow.telemetry.utils import is_telemetry_disabled
 
@@ -234,9 +238,9 @@ def test_mlflow_sends_no_telemetry(tmp_path):
 
 
 def test_the_command(coterie, tmp_path):
-    status, _, err = coterie("run", *settings(recorders="tensorboard"), "--out", str(tmp_path / "run"))
+    status, _, err = coterie("run", *settings(), "--recorders", "tensorboard", "--out", str(tmp_path / "run"))
     assert (status, tensorboard(tmp_path / "run") != {}) == (0, True), err
-    assert_refused(coterie("run", *settings(recorders="wandb")), "recorders", "tensorboard, mlflow")
+    assert_refused(coterie("run", *settings(), "--recorders", "wandb"), "COTERIE_RECORDERS", "tensorboard, mlflow")
 
 
 def test_mlflow_has_the_settings_of_a_users_strategy(tmp_path, monkeypatch):

@@ -37,14 +37,13 @@ PUBLIC = {**BASE, "privacy-unit": "none"}
 del PUBLIC["epsilon"]
 
 
-def opened(path, settings, start=None, clients=None):
+def opened(path, settings, start=None):
     values = {**settings, "out": str(path)}
-    values |= {} if start is None else {"start-from": str(start)}
-    return open_folder(values | ({} if clients is None else {"initial-clients": clients}), path.parent)
+    return open_folder(values | ({} if start is None else {"start-from": str(start)}), path.parent)
 
 
-def execute(path, settings, start=None, clients=None):
-    return run_in(opened(path, settings, start, clients))
+def execute(path, settings, start=None):
+    return run_in(opened(path, settings, start))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,6 @@ def test_ledger_and_certificate_compose_both_runs(tmp_path, first):
     assert stated["accountants"]["rdp"] == pytest.approx(epsilon(before + events, delta, "rdp"))
     assert 7.9 < stated["epsilon"] <= 8  # the budget counts both, and is used
     assert stated["certified"]
-    assert stated["started_from"]["clients"] == "same"
     jsonschema.validate(stated, SCHEMA)
     assert stated["charges"] == 2
     (noise,) = {event.noise_multiplier for event in events}
@@ -127,15 +125,6 @@ def test_further_rounds_count_the_other_run(tmp_path, first):
     assert epsilon(both, header["delta"]) <= 4.5 < epsilon(both + Counter({Event(0.5, 5.0): 1}), header["delta"])
 
 
-def test_other_clients_are_stated_by_the_user_and_cost_nothing(tmp_path, first):
-    execute(tmp_path / "run", BASE, first, clients="other")
-    stated = privacy(tmp_path / "run")
-    header, events = charged(tmp_path / "run")
-    assert stated["epsilon"] == pytest.approx(epsilon(events, header["delta"]))
-    assert (stated["certified"], stated["started_from"]["charged"]) == (True, [])
-    assert any("come from other clients: the user states it" in text for text in stated["outside"])
-
-
 def test_an_uncertified_start_makes_the_run_uncertified(tmp_path):
     execute(tmp_path / "first", {**BASE, "seed": 1})
     execute(tmp_path / "run", BASE | {"epsilon": 8}, tmp_path / "first")
@@ -163,11 +152,6 @@ def test_runs_that_do_not_fit_are_refused(tmp_path, there, here, named):
     assert not (tmp_path / "run").exists()
 
 
-def test_public_models_of_other_clients_may_be_a_private_start(tmp_path):
-    execute(tmp_path / "first", PUBLIC)
-    assert execute(tmp_path / "run", BASE, tmp_path / "first", clients="other")["certified"]
-
-
 def test_one_model_is_the_start_of_every_cluster(tmp_path, first):
     execute(tmp_path / "run", {**PUBLIC, "strategy": "ifca", "clusters": 2, "reseed-every": 0, "lr": 1e-6}, first)
     same = [
@@ -184,11 +168,6 @@ def test_a_folder_without_models_is_named(tmp_path, folder):
         opened(tmp_path / "run", BASE, tmp_path / folder)
 
 
-def test_who_the_clients_were_has_no_meaning_without_a_start(tmp_path):
-    with pytest.raises(ConfigError, match="no effect without start-from"):
-        opened(tmp_path / "run", BASE, clients="other")
-
-
 def test_a_resumed_run_needs_the_other_one_no_more_and_keeps_its_charges(tmp_path):
     execute(tmp_path / "first", BASE)
     folder = opened(tmp_path / "run", BASE | {"epsilon": 8}, tmp_path / "first")
@@ -202,9 +181,8 @@ def test_a_resumed_run_needs_the_other_one_no_more_and_keeps_its_charges(tmp_pat
     again.close()
     assert 7.9 < privacy(tmp_path / "run")["epsilon"] <= 8
     before = tree(tmp_path / "run")
-    for change in ({"start-from": str(tmp_path / "gone")}, {"initial-clients": "other"}):
-        with pytest.raises(FolderError, match="cannot change on resume"):
-            RunFolder.resume(tmp_path / "run", change)
+    with pytest.raises(FolderError, match="cannot change on resume"):
+        RunFolder.resume(tmp_path / "run", {"start-from": str(tmp_path / "gone")})
     assert tree(tmp_path / "run") == before
 
 

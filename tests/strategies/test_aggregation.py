@@ -279,11 +279,14 @@ def test_the_methods_that_support_it():
 
 def test_settings():
     none = {"privacy-unit": "none"}
-    config = RunConfig({**none, "aggregator": "krum", "byzantine-share": "0.3"})
+    config = RunConfig({**none, "aggregator": "krum:0.3"})
     assert config.aggregator == Aggregator("krum", 0.3)
     for values, text in (
         ({"aggregator": "medain"}, "did you mean 'median'"),
-        ({"aggregator": "krum", "byzantine-share": 0.5}, "byzantine-share = 0.5: must be a finite number at least 0"),
+        *(
+            ({"aggregator": text}, f"aggregator = '{text}': must be mean, median")
+            for text in ("krum:0.5", "krum:nan", "krum:")
+        ),
         (
             {"aggregator": "median", "divisor": "fixed"},
             "aggregator = median does not use a divisor: set divisor to auto",

@@ -31,12 +31,3 @@ def test_the_penalty_pulls_at_every_unit(unit, tmp_path):
     assert average.keys() == free.keys() == near.keys() != set()
     assert distance(average, free) == 0
     assert distance(average, near) > 0.1
-
-
-@pytest.mark.parametrize("unit", ["record", "none"])
-def test_lcfl_trains_clusters_with_it(unit, tmp_path):
-    common = {**SMALL, "strategy": "lcfl", "clusters": 2, "privacy-unit": unit, "epsilon": 100}
-    average = trained(tmp_path / "average", common)
-    near = trained(tmp_path / "near", {**common, "cluster-optimizer": "fedprox", "proximal-mu": 5})
-    assert average.keys() == near.keys() != set()
-    assert distance(average, near) > 0.1

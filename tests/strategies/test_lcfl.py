@@ -165,12 +165,6 @@ def test_a_label_is_that_of_a_model_that_was_sent(options):
     assert "label is 1, expected an integer in [0, 1)" in strategy.statistics.dropped
 
 
-def test_fedprox_pulls_after_the_clustering_alone():
-    _, _, grid, _ = start(rounds=3, cluster_optimizer="fedprox", proximal_mu=0.3, warm_up_rounds=1)
-    assert not any("penalty" in q.config for number in (1, 2) for q in grid.asked("train", number))
-    assert {(q.config["penalty"], q.config["penalty-weight"]) for q in grid.asked("train", 3)} == {("proximal", 0.3)}
-
-
 def test_warm_up_rounds_are_fedavg_and_come_first():
     kept = Kept()
     _, _, grid, _ = start(rounds=3, warm_up_rounds=2, recorder=kept)
@@ -512,7 +506,6 @@ def test_client_level_privacy_is_refused_with_the_reason():
     ("options", "complaint"),
     [
         ({"metric": "hash"}, "lcfl.metric = 'hash': must be loss, params, gradcos"),
-        ({"cluster_optimizer": "fedopt"}, "lcfl.cluster-optimizer = 'fedopt': must be fedavg, fedprox"),
         ({"clusterer": "k-means"}, "lcfl.clusterer = 'k-means': must be k-medoids"),
         ({"clusterer": "dbscan"}, "dbscan determines the number of clusters itself: set clusters to 0"),
         ({"landmarks": -1}, "lcfl.landmarks = -1: must be an integer, at least 0"),

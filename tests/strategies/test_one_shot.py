@@ -355,10 +355,9 @@ def test_nobody_s_points_are_an_error_and_a_resume_asks_again(tmp_path):
 
 
 def test_too_few_points_say_why(tmp_path):
-    spoil = {client: instead([[0, 0, 0, np.nan]]) for client in range(2, 10)}
-    grid = Wire(lambda client, content: spoil.get(client, lambda c: [c])(content))
+    grid = Wire(lambda client, content: instead([[0, 0, 0, np.nan if client > 1 else 0.5]])(content))
     with pytest.raises(RunError, match="2 of 10 clients sent 2 points, too few for 3 clusters: 8 were dropped, most "):
-        execute(tmp_path / "run", {**SETTINGS, "local-centroids": 1}, grid)
+        execute(tmp_path / "run", SETTINGS, grid)
     assert not (tmp_path / "run" / "evidence" / "gathered.npz").exists()
 
 
@@ -525,17 +524,14 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"privacy-unit": "client"}, "kfed supports privacy-unit none, not 'client'"),
         ({"privacy-unit": "record", "samples-per-client": 6}, "kfed supports privacy-unit none, not 'record'"),
         ({"device-failures": 1}, "device-failures = 1"),
-        ({"upload-limit": 0}, "upload-limit = 0"),
-        ({"local-centroids": -1}, "local-centroids = -1"),
         ({"rebalance-min": 2}, "rebalance"),
-        ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
         ({"clusters": 0}, "kfed does not determine the number of clusters"),
         ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' generates examples of shape"),
         ({"strategy": "ppfc-gan", "gan": "gan-minst"}, "did you mean 'gan-mnist'"),
         ({"strategy": "ppfc-gan", "pretrain-epochs": 0, "joint-epochs": 0}, "the autoencoder must be trained"),
-        ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows at most 65536"),
+        ({"strategy": "ppfc-gan", "synthetic-samples": 9_999_999, "dataset": "digits"}, "at most 1048576 samples of"),
         (
             {**RECORDS, "gan": "gan-pendigits"},
             "gan-pendigits normalises over records, which DP-SGD does not support: use gan-pe",
@@ -558,9 +554,7 @@ def nothing(rounds=1, **numbers):
         ({"device_failures": 1.0}, "one-shot.device-failures = 1.0: must be a finite number at least 0"),
         ({"device_failures": -0.1}, "device-failures"),
         ({"device_failures": float("nan")}, "device-failures"),
-        ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"smaller than one record of shape \(3, 400, 300\)"),
-        ({"local_centroids": -1}, "one-shot.local-centroids = -1: must be"),
-        ({"fuzzifier": float("nan")}, "ffcm.fuzzifier = nan: must be"),
+        ({"example_shape": (3, 10_000, 3000)}, r"one record of shape \(3, 10000, 3000\) is larger than 256 MB"),
     ],
 )
 def test_constructors_refuse_too(options, complaint):
@@ -569,17 +563,12 @@ def test_constructors_refuse_too(options, complaint):
 
 
 def test_limits_of_an_upload():
-    def points(local_centroids):
-        ffcm = strategy_of(
-            FFCM, nothing(), example_shape=(40,), clusters=3, upload_limit=1, local_centroids=local_centroids
-        )
-        return ffcm.reply_spec().max_points
+    def points(clusters, size=40):
+        return strategy_of(FFCM, nothing(), example_shape=(size,), clusters=clusters).reply_spec().max_points
 
-    assert (points(0), points(10_000)) == (3, 2**20 // 160)
-    images = strategy_of(
-        PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100
-    )
-    assert images.reply_spec().max_points == 2 * 2**20 // (4 * 3072)
+    assert (points(3), points(10_000), points(10_000, 2**20)) == (3, 10_000, 64)
+    images = strategy_of(PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, synthetic_samples=100)
+    assert images.reply_spec().max_points == 256 * 2**20 // (4 * 3072)
     assert (images.reply_spec().num_points, images.reply_spec().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
 
 
@@ -691,30 +680,20 @@ def test_ffcm_is_k_means_of_all_centroids():
     assert found.shape == (3, 2)
 
 
-@pytest.mark.parametrize(("asked", "sent"), [(0, 3), (2, 2)])
-def test_what_clients_are_asked_for(asked, sent):
-    own = {"example_shape": (4,), "clusters": 3, "local_centroids": asked}
+def test_what_clients_are_asked_for():
+    own = {"example_shape": (4,), "clusters": 3}
     assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(
-        local="k-means", local_centroids=sent, feature_range=1.0
+        local="k-means", local_centroids=3, feature_range=1.0
     )
-    fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
+    fuzzy = strategy_of(FFCM, nothing(), **own)
     assert fuzzy.request() == CentroidsRequest(
-        local="fuzzy-c-means", local_centroids=sent, feature_range=1.0, fuzzifier=1.7
+        local="fuzzy-c-means", local_centroids=3, feature_range=1.0, fuzzifier=1.1
     )
     assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", release_counts=True)
     gan = strategy_of(
-        PPFCGAN,
-        nothing(),
-        example_shape=(4,),
-        clusters=3,
-        synthetic_samples=9,
-        ema_decay=0.9,
-        precision="bfloat16",
-        evaluate_every=0,
+        PPFCGAN, nothing(), example_shape=(4,), clusters=3, synthetic_samples=9, ema_decay=0.9, evaluate_every=0
     )
-    assert gan.request() == GanRequest(
-        gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16", feature_range=1.0
-    )
+    assert gan.request() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, feature_range=1.0)
     assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", release_counts=False)
 
 
@@ -731,10 +710,10 @@ def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
 def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):
     made, fit = [], dcn.DCN.fit
     monkeypatch.setattr(dcn.DCN, "fit", lambda self, *a, **k: (made.append(self), fit(self, *a, **k))[1])
-    own = {"clusters": 4, "pretrain-epochs": 2, "joint-epochs": 1, "dcn-weight": 0.3, "precision": "bfloat16"}
+    own = {"clusters": 4, "pretrain-epochs": 2, "joint-epochs": 1, "dcn-noise": 0.3, "precision": "bfloat16"}
     execute(tmp_path / "run", {**GAN, **own})
     (network,) = made
-    found = (network.k, network.pretrain_epochs, network.joint_epochs, network.weight, network.precision)
+    found = (network.k, network.pretrain_epochs, network.joint_epochs, network.noise, network.precision)
     assert found == (4, 2, 1, 0.3, "bfloat16")
     assert network.device == "cpu"
 

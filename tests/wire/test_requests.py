@@ -17,14 +17,7 @@ from coterie.wire.requests import parse_plans
 
 CONFIG = {"round": 1}
 OF_VERBS = {
-    "train.gan": {
-        "gan": "gan-pendigits",
-        "labels": 2,
-        "samples": 1,
-        "average": 0.0,
-        "precision": "float32",
-        "feature-range": 1.0,
-    },
+    "train.gan": {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "feature-range": 1.0},
     "train.centroids": {"local": "k-means", "local-centroids": 1, "feature-range": 1.0},
     "query.label": {"labels": 2, "encoder": "none", "release-counts": False},
     "query.losses": {"compared": 3},
