@@ -18,7 +18,6 @@ from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.files import spreadsheet_cell
-from coterie.report.evidence import numbered_files, read_pairs, read_tree, split_rounds
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
@@ -163,17 +162,21 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """
     curve = _curve(column, done)
     one = next((one for one in done if one.result is not None), None)
-    tree = read_tree({} if one is None or one.result is None else one.result["notes"])
+    tree = [] if one is None or one.result is None else one.result["notes"].get("tree", [])
     if not curve or one is None or not tree:
         return curve
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
     truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
     order = np.argsort(truth, kind="stable")
-    read = {number: read_pairs(path) for number, path in numbered_files(one.folder, "similarities").items()}
-    matrices = {number: pairs.ordered(order.tolist()).matrix for number, pairs in read.items() if pairs is not None}
+    matrices = {}
+    for path in sorted(one.folder.glob("evidence/similarities-*.npz")):
+        with np.load(path) as file:
+            if len(file["clients"]) == len(order):
+                places = np.argsort(file["clients"])[order]
+                matrices[int(path.stem.rpartition("-")[2])] = file["matrix"][np.ix_(places, places)]
     return curve | {
         "seed": one.cell.seed,
-        "splits": split_rounds(tree),
+        "splits": sorted({node["ended"] for node in tree if node["why"] == "split"}),
         "by group": [
             [number, *(None if share is None else round(100 * share, 2) for share in shares)]
             for number, shares in _over_rounds("group_accuracy", one.folder)
@@ -188,7 +191,6 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
                 ],
             }
             for number, matrix in matrices.items()
-            if len(matrix) == len(order)
         ],
     }
 

@@ -8,16 +8,22 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from coterie.bench.table import score_name
-from coterie.report.evidence import Pairs
-from coterie.report.evidence_plots import draw_similarities, similarity_bar
 from coterie.report.plots import DASHED, GROUP_COLOURS, INK, MUTED, cycle, drawing_style, save_figure
 
 Document = Mapping[str, Any]
 
 _ACROSS = 5
+# Grey marks clients that were not compared.
+_UNKNOWN = "#c3c9d2"
+_UNLIKE_TO_LIKE = LinearSegmentedColormap.from_list(
+    "similarity", ["#7a3500", GROUP_COLOURS[1], "#fdfdfd", GROUP_COLOURS[0], "#003a5c"], N=65
+)
 # Rows whose names have room inside a panel.
 _IN_PANEL = 6
 # Of rows: no table has more that share a panel.
@@ -266,20 +272,36 @@ def _splits(document: Document) -> Figure:
     )
     grid = rows[1].subgridspec(deep, _ACROSS + 1, wspace=0.08, hspace=0.25)
     panels = [figure.add_subplot(grid[i // _ACROSS, i % _ACROSS]) for i in range(len(shown))]
-    scale = draw_similarities(panels, list(shown.values()))
-    for axes, number in zip(panels, shown, strict=True):
+    limit = float(np.nanmax(np.abs(list(shown.values())), initial=0)) or 1.0
+    scale = Normalize(-limit, limit)  # zero is white
+    of_clients = np.array(cells[split]["groups"])
+    many = len(of_clients)
+    for axes, (number, matrix) in zip(panels, shown.items(), strict=True):
+        axes.set_facecolor(_UNKNOWN)
+        axes.imshow(matrix, cmap=_UNLIKE_TO_LIKE, norm=scale, extent=(0, many, 0, many), interpolation="none", zorder=1)
+        for border in (np.flatnonzero(np.diff(of_clients)) + 1).tolist():
+            axes.axvline(border, color=INK, linewidth=0.7)
+            axes.axhline(many - border, color=INK, linewidth=0.7)
+        axes.set(xticks=[], yticks=[])
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
         axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
     beside = panels[0].get_position()
-    similarity_bar(figure, (0.88, beside.y0, 0.011, 0.85 * beside.height), scale)
+    bar_axes = figure.add_axes((0.88, beside.y0, 0.011, 0.85 * beside.height))
+    bar = figure.colorbar(ScalarMappable(scale, _UNLIKE_TO_LIKE), cax=bar_axes, ticks=MaxNLocator(5))
+    bar.outline.set_visible(False)
+    bar_axes.grid(False)
+    bar_axes.tick_params(length=0)
+    bar_axes.set_title("cosine similarity", fontsize=9, fontweight="normal", color=MUTED, loc="center", pad=8)
     return figure
 
 
-def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
+def _at_splits(cell: Mapping[str, Any]) -> dict[int, np.ndarray]:
     """Return a selection of the matrices at splits and the last one, with clients ordered by true group."""
-    groups, last = np.array(cell["groups"]), cell["similarities"][-1]["round"]
+    last = cell["similarities"][-1]["round"]
     wanted = [matrix for matrix in cell["similarities"] if matrix["round"] in cell["splits"] or matrix["round"] == last]
     wanted = wanted if len(wanted) <= 2 * _ACROSS else [*wanted[: 2 * _ACROSS - 1], wanted[-1]]
-    return {matrix["round"]: Pairs(_square(matrix["values"]), np.arange(len(groups)), groups) for matrix in wanted}
+    return {matrix["round"]: _square(matrix["values"]) for matrix in wanted}
 
 
 def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:

@@ -16,10 +16,9 @@ from coterie.report import clustered_records as records
 from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
-from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
+from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic
 from coterie.report.graphics import THEME, Data
-from coterie.report.payoff import federation_pays
-from coterie.report.predictions import named_metrics, released_metrics, verdict
+from coterie.report.predictions import federation_pays, named_metrics, released_metrics, verdict
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
@@ -109,7 +108,6 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 def _section(run: Run, anchor: str) -> dict[str, Any]:
     """Return what the template shows of one run."""
-    figures, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
     run_sites = read_sites(run)
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return {
@@ -122,8 +120,6 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
         "accuracy": None if run.clusters_records else accuracy_graphic(run),
         "clusters": None if run.clusters_records else cluster_graphic(run),
         "privacy": epsilon_graphic(run),
-        "evidence": figures,
-        "unreadable": unreadable,
         "sites": run_sites,
         "worst": by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
         "clustered": run.clustered and any(site.cluster is not None for site in run_sites),

@@ -26,11 +26,8 @@ CLUSTER_COLOURS = (
     *("#6B7480", "#E07B39"),  # ten digits have ten colours
 )
 INK, MUTED, GRID, AXIS, FAINT = "#1b2330", "#5c6675", "#e6e9ee", "#aab2bf", "#bcc4d0"
-# Id of images with colours of their own, which the dark page does not invert.
-PHOTO = "photo"
 LINE_STYLES = ("-", "--", "-.", ":")
 DASHED = (0, (4, 3))
-MAX_LABELS = 10
 EN_SPACE = "\u2002"  # an en space, which SVG does not collapse
 SMOOTHING = 10
 
@@ -235,14 +232,6 @@ def round_axis(axes: Axes, last: float) -> None:
     axes.set_xlabel("round")
     axes.set_xlim(0, 1.01 * last)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-
-
-def without_axes(axes: Axes) -> None:
-    """Remove ticks, grid and frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
 
 
 def panel(
