@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
-from coterie.files import spreadsheet_cell
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
@@ -309,64 +307,3 @@ def markdown(document: Document) -> str:
     lines += ["| " + " | ".join([row["name"], *_texts(document, row, notes)]) + " |" for row in document["rows"]]
     lines += ["", *(f"[{number}] {reason}" for reason, number in notes.items())] if notes else []
     return "\n".join(lines) + "\n"
-
-
-#: Characters with a meaning in LaTeX, and those that its default fonts lack.
-_LATEX = str.maketrans({
-    **{c: rf"\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": "$<$", ">": "$>$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "δ": r"$\delta$", "σ": r"$\sigma$",
-    "κ": r"$\kappa$", "∞": r"$\infty$", "±": r"$\pm$", "→": r"$\to$", "×": r"$\times$", "−": "$-$", "–": "--",
-    "†": r"$\dagger$", "²": r"\textsuperscript{2}", "₁": r"\textsubscript{1}",
-})  # fmt: skip
-
-
-def latex(document: Document) -> str:
-    """Return the document as a LaTeX table, which needs the package booktabs."""
-    notes = _notes(document)
-    heads = ["method", *(column["name"] for column in document["columns"])]
-    rows = [[row["name"], *_texts(document, row, notes)] for row in document["rows"]]
-    lines = [" & ".join(text.translate(_LATEX) for text in texts) + r" \\" for texts in [heads, *rows]]
-    source = f" ({document['source']})" if document["source"] else ""
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{(document['title'] + source).translate(_LATEX)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(rf"\par [{number}] {reason.translate(_LATEX)}" for reason, number in notes.items()),
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def write_csv(document: Document, path: Path) -> None:
-    """Write a CSV file with one line per row and column."""
-    numbers = [
-        "paper",
-        "mean",
-        "std",
-        "difference",
-        "epsilon",
-        "delta",
-        "worst group",
-        "clustering accuracy",
-        "seconds",
-    ]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "column", *numbers, "values", "tuned", "why"])
-        for row in document["rows"]:
-            for column, cell in zip(document["columns"], row["cells"], strict=True):
-                if cell is not None:
-                    values = " ".join(f"{value:.4f}" for value in cell.get("values", ()))
-                    tuned = " ".join(f"{key}={value}" for key, value in cell.get("tuned", {}).items())
-                    figures = [cell.get(number) for number in numbers]
-                    cells = [row["name"], column["name"], *figures, values, tuned, cell["why"]]
-                    writer.writerow(map(spreadsheet_cell, cells))

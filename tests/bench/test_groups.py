@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.bench.cells import run_all
-from coterie.bench.outcome import document, markdown, write_csv
+from coterie.bench.outcome import document, markdown
 from coterie.bench.reference import compare
 from coterie.bench.surface import surface
 from coterie.bench.table import read_table
@@ -78,7 +78,6 @@ def test_scores_share_their_runs(result):
     assert oracle["f_acc"]["values"] == [100 * each["f_acc"] for each in results]
     assert oracle["minority_accuracy"]["mean"] == pytest.approx(mean[0])  # the smaller group is the first
     assert "F_loss" in markdown(told)
-    write_csv(told, folder / "table.csv")
     assert draw(told, folder / "groups.png").stat().st_size > 10000
 
 
@@ -147,4 +146,3 @@ def test_a_surface_of_noise_needs_no_run(tmp_path):
     assert 10 ** later[0, 0] == pytest.approx(by_hand)
     assert 5e6 < 10 ** (first[0, 0] - first[1, 0]) < 7e6  # what a full batch is worth
     assert draw(told, tmp_path / "surface.png").stat().st_size > 5000
-    write_csv(told, tmp_path / "table.csv")

@@ -53,7 +53,7 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
     result = document(out)
     assert document((tmp_path / "kept" / "table.json").read_text()) == result
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
-        *("lock", "runs", "table.csv", "table.json", "table.md", "table.png", "table.tex")
+        *("lock", "runs", "table.json", "table.md", "table.png")
     }
     assert result["command"] == "coterie bench mine.toml"
     (ifca,), (fedper,) = (row["cells"] for row in result["rows"])

@@ -124,15 +124,13 @@ def run_table(
 
 def _written(document: Any, folder: Path) -> str:
     """Write the results; return the names of the files."""
-    from coterie.bench.outcome import latex, markdown, write_csv
+    from coterie.bench.outcome import markdown
     from coterie.bench.table_figures import draw
 
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(markdown(document))
-    (folder / "table.tex").write_text(latex(document))
-    write_csv(document, folder / "table.csv")
     picture = draw(document, folder / "table.png")
-    return f"{folder}/table.json, .csv, .md, .tex   figure {picture}"
+    return f"{folder}/table.json, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
