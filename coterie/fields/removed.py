@@ -6,7 +6,7 @@ _TIMES = (
 )
 _TABLES = "`coterie bench rr-table1` reproduces the tables of the paper"
 
-#: What to use instead of each: of a setting by the last part of its name, or of a value as ``setting = value``.
+#: What to use instead of each: a setting by the last part of its name, a value as ``setting = value``, or an option.
 REMOVED = {
     "[survival]": _TIMES,
     "accountant = theorem-4.2": f"use pld or rdp; {_TABLES}",
@@ -17,6 +17,7 @@ REMOVED = {
     "client-cpus": "use coterie run --engine ray --client-cpus",
     "clip-factor": "adaptive clipping is to half of the median of norms",
     "clip-quantile": "adaptive clipping is to half of the median of norms",
+    "coterie report --csv": "--json prints the comparison, and runs.csv of coterie sweep has a line per run",
     "dirichlet-alpha": "use label-skew = dirichlet:ALPHA",
     "identifier-noise": f"use identifier-share with mechanism = rr-slot; {_TABLES}",
     "mechanism = paper": f"use rr-slot; {_TABLES}",

@@ -408,7 +408,6 @@ _BODY = r"""<body>
   <h1>{{ title }}</h1>
   <p class="summary">Mean ± sample standard deviation over runs that are equal but for the seed.</p>
 </header>
-{{ tiles(glance, true) }}
 <h2 class="head">Comparison</h2>
 <div class="card">
 <table class="stack">

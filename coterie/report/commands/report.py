@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    csv: Annotated[str | None, typer.Option(hidden=True, help="Removed.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
@@ -29,8 +28,6 @@ def report(
     from coterie.report.result_table import result_table
     from coterie.report.runs import ReportError
 
-    if csv is not None:
-        raise ReportError("--csv was removed: --json prints the comparison, and runs.csv of coterie sweep has all runs")
     loaded_runs, damaged = read_runs(runs)
     for run in list(loaded_runs):
         try:
