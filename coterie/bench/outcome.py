@@ -1,4 +1,4 @@
-"""Results of a table: a JSON-ready document, and its terminal, Markdown and CSV forms."""
+"""Results of a table: a JSON-ready document, and its terminal and Markdown forms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table as RichTable
 from safetensors.numpy import load_file
 
@@ -40,7 +39,15 @@ def document(
     by_place: dict[tuple[str, str], list[Done]] = {}
     for one in done:
         by_place.setdefault((one.cell.row, one.cell.column), []).append(one)
-    return heading(table, command, device) | {
+    return {
+        "table": table.name,
+        "title": table.title,
+        "source": table.source,
+        "plot": table.plot,
+        "quick": table.quick,
+        "command": command,
+        "machine": machine(device),
+        "versions": versions(),
         "axis": table.axis,
         "seeds": list(table.seeds),
         "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
@@ -76,20 +83,6 @@ def document(
             }
             for row in table.rows
         ],
-    }
-
-
-def heading(table: Table, command: str, device: str) -> dict[str, Any]:
-    """Return the description of a table with its command and environment."""
-    return {
-        "table": table.name,
-        "title": table.title,
-        "source": table.source,
-        "plot": table.plot,
-        "quick": table.quick,
-        "command": command,
-        "machine": machine(device),
-        "versions": versions(),
     }
 
 
@@ -273,30 +266,19 @@ def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int])
     return [_text(cell, notes, decimals(column)) for cell, column in zip(row["cells"], columns, strict=True)]
 
 
-def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
-    """Return the tables for a terminal of ``width`` columns (one per column if it is too narrow), and the notes."""
+def console_table(document: Document) -> tuple[RichTable, list[str]]:
+    """Return the table for a terminal, and the notes."""
     notes = _notes(document)
-    columns = range(len(document["columns"]))
-    whole = _view(document, columns, notes)
-    views = [whole] if Console(width=1000).measure(whole).maximum <= width else []
-    views = views or [_view(document, [column], notes) for column in columns]
     published = any(cell and cell["paper"] is not None for row in document["rows"] for cell in row["cells"])
     source = f" ({document['source']})" if document["source"] else ""
-    views[0].title = document["title"] + source + (": paper → ours" if published else "")
-    return views, [f"[{number}] {reason}" for reason, number in notes.items()]
-
-
-def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) -> RichTable:
-    view = RichTable(title_justify="left")
+    title = document["title"] + source + (": paper → ours" if published else "")
+    view = RichTable(title=title, title_justify="left")
     view.add_column("method", style="cyan", overflow="fold")
-    for column in columns:
-        view.add_column(document["columns"][column]["name"], justify="right", overflow="fold")
+    for column in document["columns"]:
+        view.add_column(column["name"], justify="right", overflow="fold")
     for row in document["rows"]:
-        every = _texts(document, row, notes)
-        texts = [every[column] for column in columns]
-        if any(texts):
-            view.add_row(row["name"], *(text.replace("[", r"\[") for text in texts))
-    return view
+        view.add_row(row["name"], *(text.replace("[", r"\[") for text in _texts(document, row, notes)))
+    return view, [f"[{number}] {reason}" for reason, number in notes.items()]
 
 
 def markdown(document: Document) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 #: Plot types, in this order: values next to published ones; lines over the columns' ``x``; scores over rounds; fitted
-#: lines; bars per group, and clustering over rounds; projected first updates; noise over batch sizes, without runs;
-#: splits of the clients of one setting.
-PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces", "splits")
+#: lines; bars per group, and clustering over rounds; projected first updates; splits of the clients of one setting.
+PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "splits")
 
 # Plots of scores over rounds.
 _OVER_ROUNDS = ("curves", "splits")

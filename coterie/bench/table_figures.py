@@ -32,8 +32,6 @@ _COLOURS = (*GROUP_COLOURS, INK, "#999999", "#882255", "#B8A032")
 
 def draw(document: Document, path: Path) -> Path:
     """Plot ``document`` in its configured style and save it to ``path``."""
-    once = {key: document[key] for key in ("score", "percent") if key in document}  # as documents of one score have it
-    document = {**document, "columns": [{"setting": c["name"]} | once | c for c in document["columns"]]}
     with drawing_style():
         figure = _DRAWINGS[document["plot"]](document)
     return save_figure(figure, path)
@@ -224,22 +222,6 @@ def _projections(document: Document) -> Figure:
     return figure
 
 
-def _surfaces(document: Document) -> Figure:
-    """Plot the noise of round 1 and of a later round, and z, over both batch sizes."""
-    figure, ((*panels,),) = _grid(1, len(document["surfaces"]), (12.0, 3.6))
-    for axes, surface in zip(panels, document["surfaces"], strict=True):
-        values = np.array(surface["values"])
-        picture = axes.imshow(values, origin="lower", cmap="viridis", aspect="auto")
-        axes.set_xticks(range(len(surface["x"])), surface["x"], rotation=60, fontsize=7)
-        axes.set_yticks(range(len(surface["y"])), surface["y"], fontsize=7)
-        axes.set_title(surface["title"], fontsize=9)
-        axes.set_xlabel("batch size of later rounds")
-        axes.grid(False)
-        figure.colorbar(picture, ax=axes)
-    panels[0].set_ylabel("batch size of round 1")
-    return figure
-
-
 def _splits(document: Document) -> Figure:
     """Plot accuracy over rounds with splits marked, similarities over rounds, and similarity matrices at splits."""
     index = _over_rounds(document)[0]
@@ -343,6 +325,5 @@ _DRAWINGS = {
     "pictures": _pictures,
     "groups": _groups,
     "projections": _projections,
-    "surfaces": _surfaces,
     "splits": _splits,
 }

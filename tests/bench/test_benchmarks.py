@@ -17,6 +17,7 @@ TINY = {
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "growth.py": "--scale 0.001 --repeat 1",
     "masked_rounds.py": "--clients 10 20 --numbers 1000",
+    "noise_surface.py": "--sizes 32 6600 --out .",
     "one_shot.py": "speed",
     "ray_nodes.py": "--clients 6 --rounds 2 --model linear --repeat 1",
     "private_scores.py": "--seeds 1 --rounds 2 --clients 300 --part runs",
@@ -86,6 +87,17 @@ def test_every_benchmark_runs(tmp_path):
     for file, (output, error) in outcomes.items():
         assert output, f"{file}: no output; {error}"
         assert error == "", file
+
+
+@pytest.mark.slow
+def test_noise_over_batch_sizes_is_that_of_the_paper():
+    benchmark = runpy.run_path(str(BENCHMARKS / "noise_surface.py"))
+    document, (first, later, z) = benchmark["measure"]((32, 6600))
+    assert document["set"]["parameters"] == 11_181_642
+    assert z[:, 0] == pytest.approx([1.078, 1.309], rel=0.01)  # b = 32 everywhere, and full batches in round 1; RDP
+    # Equation (2): K N lr^2 p c^2 z^2 / b^3
+    assert 10 ** later[0, 0] == pytest.approx(6600 * 5e-4**2 * 11_181_642 * 9 * z[0, 0] ** 2 / 32**3)
+    assert 5e6 < 10 ** (first[0, 0] - first[1, 0]) < 7e6  # what a full batch is worth
 
 
 @pytest.mark.slow

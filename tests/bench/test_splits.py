@@ -120,15 +120,6 @@ def test_curves_are_mean_and_deviation_over_seeds(told):
     assert {round(y, 3) for x, y in band if x == 1} == {55 - 7.071, 55 + 7.071}
 
 
-def test_documents_without_bands_or_scores_are_still_drawn(tmp_path):
-    old = json.loads((RESULTS / "rr-figure2.json").read_text())
-    old |= {key: old["columns"][0][key] for key in ("score", "percent")}
-    old["columns"] = [{key: column[key] for key in ("name", "set", "x", "tuned-at")} for column in old["columns"]]
-    for row in old["rows"]:
-        row["cells"] = [{**cell, "curve": [point[:2] for point in cell["curve"]]} for cell in row["cells"]]
-    assert draw(old, tmp_path / "old.png").stat().st_size > 5000
-
-
 def test_the_document_holds_how_the_first_seed_s_clients_were_split(told):
     plain, cell = (row["cells"][1] for row in told["rows"])
     assert "similarities" not in plain
