@@ -5,6 +5,7 @@ import json
 
 import pandas
 import pytest
+from kit.tables import for_rows
 from test_report import CERTIFICATE, RESULT, WITHOUT_PRIVACY, make_run, page, words
 
 from coterie.report import configuration
@@ -70,18 +71,8 @@ def test_mean_and_deviation_agree_with_pandas(folders):
 def test_the_cells_are_rounded_and_marked(folders):
     heads, (first, second) = compare([read_run(folder) for folder in folders]).cells()
     assert heads == ["", "strategy", "runs", "accuracy", "worst group", "clustering accuracy", "ε", "seconds"]
-    plain = [cell.replace("\u00a0", " ") for cell in first]
-    # ε is rounded up
-    assert plain == [
-        "1",
-        "ifca",
-        "3",
-        "81.7 ± 3.1 %*",
-        "69.0 ± 2.6 %*",
-        "90.0 ± 10.0 %*",
-        "7.99 ± 0.01",
-        "20.58 ± 1.38",
-    ]
+    scores = ["81.7 ± 3.1 %*", "69.0 ± 2.6 %*", "90.0 ± 10.0 %*", "7.99 ± 0.01", "20.58 ± 1.38"]  # ε is rounded up
+    assert [cell.replace("\u00a0", " ") for cell in first] == ["1", "ifca", "3", *scores]
     assert second[:3] == ["2", "fedavg", "2"]
 
 
@@ -171,7 +162,7 @@ def test_conditions_are_of_settings():
     assert set(configuration._USED) | set(configuration._OFF) <= {each.key for each in SETTINGS.values()}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("config", "used", "unused"),
     [
         (of(), {"epsilon", "mechanism", "reseed-every", "clip-norm"}, {"loss-bound", "identifiers", "evaluate-noise"}),
@@ -211,7 +202,6 @@ def test_conditions_are_of_settings():
         ),
         (of(strategy="kfed"), {"clusters", "local-centroids"}, {"model", "server-lr", "epsilon", "reseed-every"}),
     ],
-    ids=lambda value: str(value.get("strategy")) if isinstance(value, dict) else None,
 )
 def test_only_settings_with_an_effect_are_used(config, used, unused):
     found = used_settings(config)
@@ -259,7 +249,7 @@ def has_no_effect(given, declared):
     return False
 
 
-@pytest.mark.parametrize("given", CONFIGURATIONS, ids=str)
+@for_rows("given", CONFIGURATIONS)
 def test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it(given):
     config = of(**given)
     for name, declared in RunConfig(given).declared.items():

@@ -1,17 +1,13 @@
 """Runs that cluster records: their scores, who was missing, and what was sent."""
 
-import io
 import json
 import re
 
-import pytest
 from kit.tables import for_rows
-from rich.console import Console
+from test_report import assert_shown, page, shown, words
 
 from coterie.report import formats
 from coterie.report.clustered_records import confusion_rows, describe_points, describe_scores
-from coterie.report.page import write_report
-from coterie.report.result_table import result_table
 from coterie.report.runs import read_run
 from coterie.results import Outcome
 
@@ -41,19 +37,11 @@ def make_run(folder, strategy="ppfc-gan", dataset="pendigits", notes=NOTES, resu
     return folder
 
 
-def html_of(*folders):
-    return write_report(folders, folders[0].parent / "report.html").read_text(encoding="utf-8")
-
-
-def words(html):
-    html = re.sub(r"<(style|svg).*?</\1>", " ", html, flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]+>", " ", html).replace(formats.NBSP, " ").split())
-
-
 def test_the_page_tells_scores_the_missing_and_the_traffic(tmp_path):
-    html = html_of(make_run(tmp_path / "run"))
+    html = page(make_run(tmp_path / "run"))
     text = words(html)
-    for part in (
+    assert_shown(
+        text,
         *("NMI 0.4322", "Kappa 0.5000", "Adjusted Rand 0.2568", "Accuracy 70.0 %"),
         *("Replies 3 of 5 missing: 1 and 3", "Clients 1 and 3 sent no points; their data did not contribute."),
         "In one round, 3 clients sent 1,121 synthetic samples (9 to 1,100 each).",
@@ -62,18 +50,17 @@ def test_the_page_tells_scores_the_missing_and_the_traffic(tmp_path):
         *("from the server to clients 8 2.5 MB", "from clients to the server 6 1.2 MB"),
         "5 clients, 3 clusters of records, non-IID level 0.25, one round, no privacy",
         "cluster class 0 class 1 class 2 2 60 40 10 1 0 0 0 0 0 10 80",  # matched ones in the order of their classes
-    ):
-        assert part in text, part
+    )
     for absent in ("Worst group", "hidden group", "Clusters found", "Held-out accuracy", "released no cluster sizes"):
         assert absent not in text.replace("Hidden groups and held-out data", ""), absent
     assert "<svg" not in html
     assert 'style="--share: 80%">40<' in html  # of the 50 of class 1
 
 
-@pytest.mark.parametrize(("collapsed", "who"), [([2], "client 2"), ([0, 2], "clients 0 and 2")])
-def test_whose_gan_collapsed_is_said(tmp_path, collapsed, who):
-    run = read_run(make_run(tmp_path / "run", notes={**NOTES, "collapsed": collapsed}))
-    assert f"Samples of {who} hardly differ from each other, so the clusters" in " ".join(describe_points(run))
+def test_whose_gan_collapsed_is_said(tmp_path):
+    for collapsed, who in (([2], "client 2"), ([0, 2], "clients 0 and 2")):
+        run = read_run(make_run(tmp_path / who, notes={**NOTES, "collapsed": collapsed}))
+        assert f"Samples of {who} hardly differ from each other, so the clusters" in " ".join(describe_points(run))
 
 
 def test_nobody_missing_is_said_and_centroids_are_called_so(tmp_path):
@@ -89,15 +76,14 @@ def test_what_was_not_scored_is_not_made_up(tmp_path):
     none = dict.fromkeys((*SCORES, "confusion"))
     run = read_run(make_run(tmp_path / "run", **none))
     assert describe_scores(run) == confusion_rows(run) == []
-    text = words(html_of(tmp_path / "run"))
+    text = words(page(tmp_path / "run"))
     assert f"NMI {formats.MISSING}" in text
     assert "No scores are available" in text
 
 
 def test_an_unfinished_run_tells_what_it_noted(tmp_path):
-    text = words(html_of(make_run(tmp_path / "run", result=False)))
-    assert "This run is unfinished" in text
-    assert "Clients 1 and 3 sent no points" in text
+    text = words(page(make_run(tmp_path / "run", result=False)))
+    assert_shown(text, "This run is unfinished", "Clients 1 and 3 sent no points")
 
 
 def test_traffic_is_summed_over_rounds_of_any_strategy(tmp_path):
@@ -107,37 +93,30 @@ def test_traffic_is_summed_over_rounds_of_any_strategy(tmp_path):
     run = read_run(folder)
     assert run.traffic == {key: 2 * value for key, value in TRAFFIC.items()}
     assert (len(run.rounds), run.unreadable_lines) == (3, 0)
-    text = words(html_of(folder))
+    text = words(page(folder))
     assert "from clients to the server 12 2.5 MB" in text
     (folder / "metrics.jsonl").write_text(json.dumps(lines[2]))
-    assert "Communication" not in words(html_of(folder))
+    assert "Communication" not in words(page(folder))
 
 
 def test_runs_of_records_are_compared_by_their_scores(tmp_path):
-    html = html_of(make_run(tmp_path / "a"), make_run(tmp_path / "b", "kfed"))
+    html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b", "kfed"))
     text = words(html)
     assert "accuracy NMI kappa adjusted Rand ε" in text
     assert text.count("70.0 % 0.4322 0.5000 0.2568 ∞") == 2
     assert "No run was evaluated" not in text
     assert "Each line ends at the last round" not in text  # one round makes no line
-    mixed = words(html_of(make_run(tmp_path / "c"), make_run(tmp_path / "d", "ifca")))
+    mixed = words(page(make_run(tmp_path / "c"), make_run(tmp_path / "d", "ifca")))
     assert "worst group clustering accuracy ε seconds NMI" in mixed
 
 
 def test_the_table_in_the_terminal(tmp_path):
-    def shown(result):
-        console = Console(width=120, file=io.StringIO(), color_system=None)
-        with console.capture() as capture:
-            console.print(result_table(result, {}))
-        return capture.get().replace(formats.NBSP, " ")
-
-    text = shown(read_run(make_run(tmp_path / "run")).result)
-    for part in ("0.4322", "0.5000", "0.2568", "70.0 % of records", "1 and 3"):
-        assert part in text, part
+    text = shown(read_run(make_run(tmp_path / "run")).result, {})
+    assert_shown(text, "0.4322", "0.5000", "0.2568", "70.0 % of records", "1 and 3")
     assert "Worst group" not in text
     missing = re.compile(r"Clients missing\W+none")
-    assert missing.search(shown(Outcome(strategy="ffcm", notes={"missing": []})))
-    assert not missing.search(shown(Outcome(strategy="ffcm")))
+    assert missing.search(shown(Outcome(strategy="ffcm", notes={"missing": []}), {}))
+    assert not missing.search(shown(Outcome(strategy="ffcm"), {}))
 
 
 @for_rows(
