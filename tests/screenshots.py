@@ -130,19 +130,14 @@ def _add(path: Path, **values: object) -> None:
 def main() -> None:
     """Write all golden screenshots."""
     GOLDEN.mkdir(exist_ok=True)
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
-            page = make_page(kind, Path(folder))
-            for width in WIDTHS:
-                for dark in (False, True):
-                    browser.open(page, width=width, dark=dark)
-                    Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark), optimize=True)
-    for kind in HANDOVERS:
-        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
-            made = make_handover(kind, Path(folder))
-            for width, dark, printed in VIEWS:
-                browser.open(made, width=width, dark=dark, printed=printed)
-                Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark, printed), optimize=True)
+    pages = [(kind, make_page, [(width, dark, False) for width in WIDTHS for dark in (False, True)]) for kind in KINDS]
+    with Browser() as browser:
+        for kind, make, views in (*pages, *((kind, make_handover, VIEWS) for kind in HANDOVERS)):
+            with tempfile.TemporaryDirectory() as folder:
+                page_file = make(kind, Path(folder))
+                for width, dark, printed in views:
+                    browser.open(page_file, width=width, dark=dark, printed=printed)
+                    Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark, printed), optimize=True)
     print(f"{len(list(GOLDEN.iterdir()))} files, {sum(f.stat().st_size for f in GOLDEN.iterdir()) / 1000:.0f} kB")
 
 
