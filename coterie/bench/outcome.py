@@ -146,46 +146,6 @@ def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     }
 
 
-def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """Return the score over rounds and, if the first seed has a tree, the splits of its clients.
-
-    Matrices are lower triangles, row by row, with clients ordered by true group; null if two were not compared.
-    """
-    curve = _curve(column, done)
-    one = next((one for one in done if one.result is not None), None)
-    tree = [] if one is None or one.result is None else one.result["notes"].get("tree", [])
-    if not curve or one is None or not tree:
-        return curve
-    config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
-    truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
-    order = np.argsort(truth, kind="stable")
-    matrices = {}
-    for path in sorted(one.folder.glob("evidence/similarities-*.npz")):
-        with np.load(path) as file:
-            if len(file["clients"]) == len(order):
-                places = np.argsort(file["clients"])[order]
-                matrices[int(path.stem.rpartition("-")[2])] = file["matrix"][np.ix_(places, places)]
-    return curve | {
-        "seed": one.cell.seed,
-        "splits": sorted({node["ended"] for node in tree if node["why"] == "split"}),
-        "by group": [
-            [number, *(None if share is None else round(100 * share, 2) for share in shares)]
-            for number, shares in _over_rounds("group_accuracy", one.folder)
-        ],
-        "groups": truth[order].tolist(),
-        "similarities": [
-            {
-                "round": number,
-                "values": [
-                    [round(float(value), 3) if np.isfinite(value) else None for value in matrix[row, :row]]
-                    for row in range(1, len(matrix))
-                ],
-            }
-            for number, matrix in matrices.items()
-        ],
-    }
-
-
 def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """Return the accuracy of every group, mean and standard deviation over seeds, and clustering over rounds."""
     if column.score == "clustering_accuracy":
@@ -217,7 +177,7 @@ def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     return {"lines": [[model["weight"], model["bias"]] for model in models]}
 
 
-_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected, "splits": _split}
+_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected}
 
 
 def _points(table: Table, column: Column) -> list[list[float]]:

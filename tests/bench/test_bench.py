@@ -190,7 +190,6 @@ def test_lines_are_drawn_over_their_data(tmp_path):
         (('title = "Digits"', ""), "title"),
         (('title = "Digits"', 'title = ""\nscore = "accuracy@end"'), "end"),
         (('title = "Digits"', 'title = ""\nscore = "accuracy@5"\nplot = "curves"'), "without '@'"),
-        (('title = "Digits"', 'title = ""\nplot = "splits"'), "requires exactly one column"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(tmp_path, change, complaint):
