@@ -50,8 +50,8 @@ def draw(document, run):
     splits = sorted({node["ended"] for node in run.notes["tree"] if node["why"] == "split"})
     shown = [number for number in matrices if number in (*splits, max(matrices))][:_ACROSS]
     figure = Figure(figsize=(11.0, 6.05), layout="constrained")
-    grid = figure.add_gridspec(2, 2 * _ACROSS, height_ratios=[3.3, 1.85])
-    left, right = figure.add_subplot(grid[0, :_ACROSS]), figure.add_subplot(grid[0, _ACROSS:])
+    above, below = figure.subfigures(2, 1, height_ratios=[3.3, 2.0])
+    left, right = above.subplots(1, 2)
     for colour, row in zip(GROUP_COLOURS, document["rows"], strict=False):
         _draw_curve(left, row["cells"][0], colour, row["name"])
     first, second = np.tril_indices(len(groups), -1)
@@ -67,7 +67,7 @@ def draw(document, run):
         axes.set(xlabel="round", ylabel=unit)
         axes.legend(frameon=False, fontsize=8)
     scale = Normalize(*(sign * np.nanmax(np.abs([matrices[number] for number in shown])) for sign in (-1, 1)))
-    panels = [figure.add_subplot(grid[1, 2 * i : 2 * i + 2]) for i in range(len(shown))]
+    panels = below.subplots(1, len(shown))
     for axes, number in zip(panels, shown, strict=True):
         axes.set_facecolor("#c3c9d2")  # of pairs that were not compared
         axes.imshow(matrices[number], cmap=_UNLIKE_TO_LIKE, norm=scale, interpolation="none", zorder=1)
@@ -77,7 +77,7 @@ def draw(document, run):
         axes.set(xticks=[], yticks=[])
         axes.grid(False)
         axes.set_title(f"round {number}", fontsize=9, fontweight="normal")
-    figure.colorbar(ScalarMappable(scale, _UNLIKE_TO_LIKE), ax=panels, label="cosine similarity")
+    below.colorbar(ScalarMappable(scale, _UNLIKE_TO_LIKE), ax=panels, label="cosine similarity")
     return figure
 
 
