@@ -230,6 +230,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
     early = read_run(make_run(tmp_path / "early", lines=[metrics(1)], result=None))  # its certificate is there already
     assert (early.certified, early.epsilon) == (False, pytest.approx(1.993))
     new = make_run(tmp_path / "new", lines=[], certificate=None, result=None)
+    (new / "config.toml").write_text("[config]\nstrategy = 'cfl'\n")
     assert_shown(words(page(new)), "No round was evaluated", "This run released no cluster sizes")
 
 
