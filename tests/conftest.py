@@ -126,6 +126,17 @@ def coterie(tmp_path, monkeypatch, capsys, commands_once):
 
 
 @pytest.fixture(scope="session")
+def browser():
+    """One Chromium for all tests of pages."""
+    from kit.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
 def submitters_once(tmp_path_factory):
     from coterie.deploy.certificates import add_submitter, create
 

@@ -1,4 +1,4 @@
-"""The four kinds of report pages, made of small run folders, and their golden screenshots.
+"""The three kinds of report pages, made of small run folders, and their golden screenshots.
 
 `python -m tests.screenshots` writes tests/report/golden/*.png again after an intended change; look at them.
 """
@@ -10,7 +10,6 @@ import io
 import json
 import sys
 import tempfile
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "report")]  # as pytest does
 
 import test_comparison  # noqa: E402
-import test_evidence  # noqa: E402
 import test_record_pages  # noqa: E402
 import test_report  # noqa: E402
 from kit import sealed  # noqa: E402
@@ -54,27 +52,6 @@ def _private(folder: Path) -> list[Path]:
     return [run]
 
 
-def _clustered(folder: Path) -> list[Path]:
-    """One run without privacy, with distances, a tree of splits and similarities."""
-    n = 24
-    labels = np.arange(n) % 3
-    apart = np.abs(labels[:, None] - labels).astype(np.float32) + np.eye(n, dtype=np.float32)
-    arrays = {"clients": np.arange(n), "labels": labels}
-    files = {
-        "similarities_0010": {"matrix": 1 - apart, **arrays},
-        "similarities_0020": {"matrix": 0.5 - apart, **arrays},
-    }
-    return [
-        test_evidence.make_run(
-            folder / "clustered",
-            [{}] * 19 + [{"tree": test_evidence.TREE}],
-            {"strategy": "cfl", "dataset": "digits", "notes": {"tree": test_evidence.TREE}},
-            distances={"matrix": apart, **arrays},
-            **files,
-        )
-    ]
-
-
 def _records(folder: Path) -> list[Path]:
     """One run that clusters records."""
     return [test_record_pages.make_run(folder / "records")]
@@ -91,18 +68,12 @@ def _compared(folder: Path) -> list[Path]:
     return [*runs, folder / "cut"]
 
 
-KINDS: dict[str, Callable[[Path], list[Path]]] = {
-    "private": _private,
-    "clustered": _clustered,
-    "records": _records,
-    "compared": _compared,
-}
+KINDS: dict[str, Callable[[Path], list[Path]]] = {"private": _private, "records": _records, "compared": _compared}
 
 
 def make_page(kind: str, folder: Path) -> Path:
-    """Write a page of this kind to an empty folder; t-SNE, which differs between processors, is replaced."""
-    places = unittest.mock.patch("coterie.report.clustered_records.embed", lambda vectors: vectors[:, :2])
-    with contextlib.chdir(folder), places:  # the page names the folders of runs
+    """Write a page of this kind to an empty folder."""
+    with contextlib.chdir(folder):  # the page names the folders of runs
         write_report([read_run(run) for run in KINDS[kind](Path())], f"{kind}.html")
     return folder / f"{kind}.html"
 
@@ -159,19 +130,14 @@ def _add(path: Path, **values: object) -> None:
 def main() -> None:
     """Write all golden screenshots."""
     GOLDEN.mkdir(exist_ok=True)
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
-            page = make_page(kind, Path(folder))
-            for width in WIDTHS:
-                for dark in (False, True):
-                    browser.open(page, width=width, dark=dark)
-                    Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark), optimize=True)
-    for kind in HANDOVERS:
-        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
-            made = make_handover(kind, Path(folder))
-            for width, dark, printed in VIEWS:
-                browser.open(made, width=width, dark=dark, printed=printed)
-                Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark, printed), optimize=True)
+    pages = [(kind, make_page, [(width, dark, False) for width in WIDTHS for dark in (False, True)]) for kind in KINDS]
+    with Browser() as browser:
+        for kind, make, views in (*pages, *((kind, make_handover, VIEWS) for kind in HANDOVERS)):
+            with tempfile.TemporaryDirectory() as folder:
+                page_file = make(kind, Path(folder))
+                for width, dark, printed in views:
+                    browser.open(page_file, width=width, dark=dark, printed=printed)
+                    Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark, printed), optimize=True)
     print(f"{len(list(GOLDEN.iterdir()))} files, {sum(f.stat().st_size for f in GOLDEN.iterdir()) / 1000:.0f} kB")
 
 

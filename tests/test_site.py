@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import odds
 import pytest
-from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
+from kit.browser import BROKEN_WORDS
 from kit.documented import ROOT, hook
 from kit.tables import for_rows
 
@@ -69,33 +69,29 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
-@pytest.mark.parametrize("page", ["index.html", "strategies/ifca.html", "reference/coterie.privacy.html"])
-def test_pages_opened_as_files_are_silent_and_searchable(site, page):
+@for_rows("page", ["index.html", "strategies/ifca.html", "reference/coterie.privacy.html"])
+def test_pages_opened_as_files_are_silent_and_searchable(browser, site, page):
     first = "document.querySelector('.md-search-result__item a')?.textContent ?? ''"
-    with Browser() as browser:
-        browser.open(site / page)
-        assert browser.errors == []
-        browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
-        browser.call("Input.insertText", text="multi-krum")
-        deadline = time.monotonic() + 30
-        while "krum" not in browser.evaluate(first).lower() and time.monotonic() < deadline:
-            browser.call("Input.dispatchKeyEvent", type="keyUp", key="m")  # the page searches when a key is released
-            time.sleep(0.1)
-        assert "krum" in browser.evaluate(first).lower()
-        assert browser.errors == []
-        assert [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))] == []
+    browser.open(site / page)
+    assert browser.errors == []
+    browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    browser.call("Input.insertText", text="multi-krum")
+    deadline = time.monotonic() + 30
+    while "krum" not in browser.evaluate(first).lower() and time.monotonic() < deadline:
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key="m")  # the page searches when a key is released
+        time.sleep(0.1)
+    assert "krum" in browser.evaluate(first).lower()
+    assert browser.errors == []
+    assert [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))] == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
-def test_settings_are_whole_words_on_a_phone(site):
-    with Browser() as browser:
-        browser.open(site / "settings.html", width=390)
-        broken = f"{BROKEN_WORDS}.filter(word => /^[a-z]+$/.test(word))"
-        assert browser.evaluate(broken) == []
-        browser.evaluate("document.querySelectorAll('td code').forEach(each => { each.style.wordBreak = 'break-all' })")
-        assert "clusters" in browser.evaluate(broken)
+def test_settings_are_whole_words_on_a_phone(browser, site):
+    browser.open(site / "settings.html", width=390)
+    broken = f"{BROKEN_WORDS}.filter(word => /^[a-z]+$/.test(word))"
+    assert browser.evaluate(broken) == []
+    browser.evaluate("document.querySelectorAll('td code').forEach(each => { each.style.wordBreak = 'break-all' })")
+    assert "clusters" in browser.evaluate(broken)
 
 
 @pytest.mark.slow

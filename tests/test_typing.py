@@ -17,7 +17,7 @@ ROOMS = [
     *("clustering", "datasets", "models", "privacy", "server", "strategies"),
     *("client.backend", "client.cohort", "client.handlers", "client.scores", "client.state"),
     *("engine.in_process", "engine.nodes", "engine.ray", "engine.workers"),
-    *("report.comparison", "report.evidence", "report.page", "report.plots", "report.runs"),
+    *("report.comparison", "report.page", "report.plots", "report.runs"),
     *("rounds.client_registry", "rounds.exchange", "rounds.phases", "rounds.recorder", "rounds.run_state"),
 ]
 

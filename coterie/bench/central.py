@@ -15,7 +15,6 @@ from coterie.bench.table import BenchError
 from coterie.client.cohort import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
-from coterie.logs import ProgressCallback, ignore_progress
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig
 from coterie.server.metrics import partition_scores
@@ -29,16 +28,13 @@ Labels = npt.NDArray[np.int64]
 _CHUNK = 8192
 
 
-def cluster(
-    method: str, config: RunConfig, folder: Path, progress: ProgressCallback = ignore_progress
-) -> dict[str, Any]:
+def cluster(method: str, config: RunConfig, folder: Path) -> dict[str, Any]:
     """Cluster the records of all clients, and write result.json and diagnostics.json in the format of a run.
 
     Args:
         method: one of :data:`~coterie.bench.table.CENTRAL`.
         config: configuration of the federated run; defines data, clients, clusters, seed and device.
         folder: output folder.
-        progress: called with progress reports.
 
     Returns:
         The contents of both files.
@@ -53,10 +49,9 @@ def cluster(
         raise BenchError("clusters = 0: central clustering requires the number of clusters; set it")
     shards = [data.shard(client) for client in range(data.clients)]
     x, y = (np.concatenate([getattr(shard, field) for shard in shards]) for field in "xy")
-    progress(f"{len(x)} pooled records")
     started = time.perf_counter()
     try:
-        labels = _METHODS[method](x.reshape(len(x), -1), config, progress)
+        labels = _METHODS[method](x.reshape(len(x), -1), config)
     except ValueError as error:
         raise BenchError(f"central {method}: {error}") from error
     seconds = time.perf_counter() - started
@@ -76,16 +71,16 @@ def cluster(
     return outcome.values
 
 
-def _km(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
+def _km(x: Points, config: RunConfig) -> Labels:
     return k_means_labels(x, config.run.clusters, np.random.default_rng(config.seed))
 
 
-def _fcm(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
+def _fcm(x: Points, config: RunConfig) -> Labels:
     rng = np.random.default_rng(config.seed)
     return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=FUZZIFIER))
 
 
-def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
+def _dcn(x: Points, config: RunConfig) -> Labels:
     options = config.options
     if not isinstance(options, PPFCGANSettings):
         raise BenchError("central dcn requires the settings of ppfc-gan: set strategy to ppfc-gan")
@@ -99,7 +94,7 @@ def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
         seed=config.seed or 0,
         device=config.training.device,
     )
-    return network.fit(x, progress=progress).label(x)
+    return network.fit(x).label(x)
 
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
@@ -107,4 +102,4 @@ def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
     return np.concatenate([cdist(chunk, centroids).argmin(axis=1) for chunk in parts])
 
 
-_METHODS: dict[str, Callable[[Points, RunConfig, ProgressCallback], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}
+_METHODS: dict[str, Callable[[Points, RunConfig], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}

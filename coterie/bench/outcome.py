@@ -1,15 +1,13 @@
-"""Results of a table: a JSON-ready document, and its terminal, Markdown and CSV forms."""
+"""Results of a table: a JSON-ready document, and its terminal and Markdown forms."""
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table as RichTable
 from safetensors.numpy import load_file
 
@@ -17,8 +15,6 @@ from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
-from coterie.files import spreadsheet_cell
-from coterie.report.evidence import numbered_files, read_pairs, read_tree, split_rounds
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
@@ -43,7 +39,15 @@ def document(
     by_place: dict[tuple[str, str], list[Done]] = {}
     for one in done:
         by_place.setdefault((one.cell.row, one.cell.column), []).append(one)
-    return heading(table, command, device) | {
+    return {
+        "table": table.name,
+        "title": table.title,
+        "source": table.source,
+        "plot": table.plot,
+        "quick": table.quick,
+        "command": command,
+        "machine": machine(device),
+        "versions": versions(),
         "axis": table.axis,
         "seeds": list(table.seeds),
         "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
@@ -79,20 +83,6 @@ def document(
             }
             for row in table.rows
         ],
-    }
-
-
-def heading(table: Table, command: str, device: str) -> dict[str, Any]:
-    """Return the description of a table with its command and environment."""
-    return {
-        "table": table.name,
-        "title": table.title,
-        "source": table.source,
-        "plot": table.plot,
-        "quick": table.quick,
-        "command": command,
-        "machine": machine(device),
-        "versions": versions(),
     }
 
 
@@ -156,43 +146,6 @@ def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     }
 
 
-def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """Return the score over rounds and, if the first seed has a tree, the splits of its clients.
-
-    Matrices are lower triangles, row by row, with clients ordered by true group; null if two were not compared.
-    """
-    curve = _curve(column, done)
-    one = next((one for one in done if one.result is not None), None)
-    tree = read_tree({} if one is None or one.result is None else one.result["notes"])
-    if not curve or one is None or not tree:
-        return curve
-    config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
-    truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
-    order = np.argsort(truth, kind="stable")
-    read = {number: read_pairs(path) for number, path in numbered_files(one.folder, "similarities").items()}
-    matrices = {number: pairs.ordered(order.tolist()).matrix for number, pairs in read.items() if pairs is not None}
-    return curve | {
-        "seed": one.cell.seed,
-        "splits": split_rounds(tree),
-        "by group": [
-            [number, *(None if share is None else round(100 * share, 2) for share in shares)]
-            for number, shares in _over_rounds("group_accuracy", one.folder)
-        ],
-        "groups": truth[order].tolist(),
-        "similarities": [
-            {
-                "round": number,
-                "values": [
-                    [round(float(value), 3) if np.isfinite(value) else None for value in matrix[row, :row]]
-                    for row in range(1, len(matrix))
-                ],
-            }
-            for number, matrix in matrices.items()
-            if len(matrix) == len(order)
-        ],
-    }
-
-
 def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """Return the accuracy of every group, mean and standard deviation over seeds, and clustering over rounds."""
     if column.score == "clustering_accuracy":
@@ -224,7 +177,7 @@ def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     return {"lines": [[model["weight"], model["bias"]] for model in models]}
 
 
-_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected, "splits": _split}
+_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected}
 
 
 def _points(table: Table, column: Column) -> list[list[float]]:
@@ -273,30 +226,19 @@ def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int])
     return [_text(cell, notes, decimals(column)) for cell, column in zip(row["cells"], columns, strict=True)]
 
 
-def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
-    """Return the tables for a terminal of ``width`` columns (one per column if it is too narrow), and the notes."""
+def console_table(document: Document) -> tuple[RichTable, list[str]]:
+    """Return the table for a terminal, and the notes."""
     notes = _notes(document)
-    columns = range(len(document["columns"]))
-    whole = _view(document, columns, notes)
-    views = [whole] if Console(width=1000).measure(whole).maximum <= width else []
-    views = views or [_view(document, [column], notes) for column in columns]
     published = any(cell and cell["paper"] is not None for row in document["rows"] for cell in row["cells"])
     source = f" ({document['source']})" if document["source"] else ""
-    views[0].title = document["title"] + source + (": paper → ours" if published else "")
-    return views, [f"[{number}] {reason}" for reason, number in notes.items()]
-
-
-def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) -> RichTable:
-    view = RichTable(title_justify="left")
+    title = document["title"] + source + (": paper → ours" if published else "")
+    view = RichTable(title=title, title_justify="left")
     view.add_column("method", style="cyan", overflow="fold")
-    for column in columns:
-        view.add_column(document["columns"][column]["name"], justify="right", overflow="fold")
+    for column in document["columns"]:
+        view.add_column(column["name"], justify="right", overflow="fold")
     for row in document["rows"]:
-        every = _texts(document, row, notes)
-        texts = [every[column] for column in columns]
-        if any(texts):
-            view.add_row(row["name"], *(text.replace("[", r"\[") for text in texts))
-    return view
+        view.add_row(row["name"], *(text.replace("[", r"\[") for text in _texts(document, row, notes)))
+    return view, [f"[{number}] {reason}" for reason, number in notes.items()]
 
 
 def markdown(document: Document) -> str:
@@ -307,64 +249,3 @@ def markdown(document: Document) -> str:
     lines += ["| " + " | ".join([row["name"], *_texts(document, row, notes)]) + " |" for row in document["rows"]]
     lines += ["", *(f"[{number}] {reason}" for reason, number in notes.items())] if notes else []
     return "\n".join(lines) + "\n"
-
-
-#: Characters with a meaning in LaTeX, and those that its default fonts lack.
-_LATEX = str.maketrans({
-    **{c: rf"\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": "$<$", ">": "$>$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "δ": r"$\delta$", "σ": r"$\sigma$",
-    "κ": r"$\kappa$", "∞": r"$\infty$", "±": r"$\pm$", "→": r"$\to$", "×": r"$\times$", "−": "$-$", "–": "--",
-    "†": r"$\dagger$", "²": r"\textsuperscript{2}", "₁": r"\textsubscript{1}",
-})  # fmt: skip
-
-
-def latex(document: Document) -> str:
-    """Return the document as a LaTeX table, which needs the package booktabs."""
-    notes = _notes(document)
-    heads = ["method", *(column["name"] for column in document["columns"])]
-    rows = [[row["name"], *_texts(document, row, notes)] for row in document["rows"]]
-    lines = [" & ".join(text.translate(_LATEX) for text in texts) + r" \\" for texts in [heads, *rows]]
-    source = f" ({document['source']})" if document["source"] else ""
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{(document['title'] + source).translate(_LATEX)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(rf"\par [{number}] {reason.translate(_LATEX)}" for reason, number in notes.items()),
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def write_csv(document: Document, path: Path) -> None:
-    """Write a CSV file with one line per row and column."""
-    numbers = [
-        "paper",
-        "mean",
-        "std",
-        "difference",
-        "epsilon",
-        "delta",
-        "worst group",
-        "clustering accuracy",
-        "seconds",
-    ]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "column", *numbers, "values", "tuned", "why"])
-        for row in document["rows"]:
-            for column, cell in zip(document["columns"], row["cells"], strict=True):
-                if cell is not None:
-                    values = " ".join(f"{value:.4f}" for value in cell.get("values", ()))
-                    tuned = " ".join(f"{key}={value}" for key, value in cell.get("tuned", {}).items())
-                    figures = [cell.get(number) for number in numbers]
-                    cells = [row["name"], column["name"], *figures, values, tuned, cell["why"]]
-                    writer.writerow(map(spreadsheet_cell, cells))

@@ -13,12 +13,8 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 #: Plot types, in this order: values next to published ones; lines over the columns' ``x``; scores over rounds; fitted
-#: lines; bars per group, and clustering over rounds; projected first updates; noise over batch sizes, without runs;
-#: splits of the clients of one setting.
-PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces", "splits")
-
-# Plots of scores over rounds.
-_OVER_ROUNDS = ("curves", "splits")
+#: lines; bars per group, and clustering over rounds; projected first updates.
+PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections")
 
 _HERE = Path(__file__).parent
 # Next to this file in a wheel; at the repository root in a checkout.
@@ -296,10 +292,8 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
     unknown += [row.central for row in rows if row.central not in ("", *CENTRAL)]
     if unknown or plot not in PLOTS:
         raise ValueError(f"unknown column, tuned setting, central method or plot: {', '.join(unknown) or plot}")
-    if plot in _OVER_ROUNDS and all("@" in column.score for column in columns):
-        raise ValueError(f"plot {plot!r} shows scores over rounds and requires a score without '@'")
-    if plot == "splits" and len(raw["columns"]) > 1:
-        raise ValueError("plot 'splits' shows a single setting and requires exactly one column")
+    if plot == "curves" and all("@" in column.score for column in columns):
+        raise ValueError("plot 'curves' shows scores over rounds and requires a score without '@'")
 
 
 def _settings_of(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:

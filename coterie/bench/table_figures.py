@@ -11,13 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.bench.table import score_name
-from coterie.report.evidence import Pairs
-from coterie.report.evidence_plots import draw_similarities, similarity_bar
-from coterie.report.plots import DASHED, GROUP_COLOURS, INK, MUTED, cycle, drawing_style, save_figure
+from coterie.report.plots import GROUP_COLOURS, INK, MUTED, cycle, drawing_style, save_figure
 
 Document = Mapping[str, Any]
 
-_ACROSS = 5
 # Rows whose names have room inside a panel.
 _IN_PANEL = 6
 # Of rows: no table has more that share a panel.
@@ -26,8 +23,6 @@ _COLOURS = (*GROUP_COLOURS, INK, "#999999", "#882255", "#B8A032")
 
 def draw(document: Document, path: Path) -> Path:
     """Plot ``document`` in its configured style and save it to ``path``."""
-    once = {key: document[key] for key in ("score", "percent") if key in document}  # as documents of one score have it
-    document = {**document, "columns": [{"setting": c["name"]} | once | c for c in document["columns"]]}
     with drawing_style():
         figure = _DRAWINGS[document["plot"]](document)
     return save_figure(figure, path)
@@ -128,11 +123,6 @@ def _draw_band(axes: Axes, points: Sequence[Sequence[float]], colour: str, **loo
         axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
-def _draw_splits(axes: Axes, rounds: Sequence[int]) -> None:
-    for number in rounds:
-        axes.axvline(number, color=MUTED, linestyle=DASHED, linewidth=0.9, zorder=1.5)
-
-
 def _grid(deep: int, wide: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(deep, wide, squeeze=False, **options)
@@ -218,94 +208,6 @@ def _projections(document: Document) -> Figure:
     return figure
 
 
-def _surfaces(document: Document) -> Figure:
-    """Plot the noise of round 1 and of a later round, and z, over both batch sizes."""
-    figure, ((*panels,),) = _grid(1, len(document["surfaces"]), (12.0, 3.6))
-    for axes, surface in zip(panels, document["surfaces"], strict=True):
-        values = np.array(surface["values"])
-        picture = axes.imshow(values, origin="lower", cmap="viridis", aspect="auto")
-        axes.set_xticks(range(len(surface["x"])), surface["x"], rotation=60, fontsize=7)
-        axes.set_yticks(range(len(surface["y"])), surface["y"], fontsize=7)
-        axes.set_title(surface["title"], fontsize=9)
-        axes.set_xlabel("batch size of later rounds")
-        axes.grid(False)
-        figure.colorbar(picture, ax=axes)
-    panels[0].set_ylabel("batch size of round 1")
-    return figure
-
-
-def _splits(document: Document) -> Figure:
-    """Plot accuracy over rounds with splits marked, similarities over rounds, and similarity matrices at splits."""
-    index = _over_rounds(document)[0]
-    cells = {row["name"]: row["cells"][index] or {} for row in document["rows"]}
-    split = next((name for name, cell in cells.items() if cell.get("similarities")), None)
-    shown = _at_splits(cells[split]) if split else {}
-    deep = -(-len(shown) // _ACROSS)
-    tall = 4.2 + 1.85 * deep
-    figure = Figure(figsize=(11.0, tall))
-    rows = figure.add_gridspec(2, 1, height_ratios=[3.3, 1.85 * deep or 0.01], top=1 - 0.4 / tall, bottom=0.1 / tall)
-    rows.update(left=0.06, right=0.985, hspace=0.9 / (tall - 0.5) * 2)
-    halves = rows[0].subgridspec(1, 2, wspace=0.14)
-    left, right = figure.add_subplot(halves[0]), figure.add_subplot(halves[1])
-    for number, (name, cell) in enumerate(cells.items()):
-        colour = _colour(number)
-        _draw_curve(left, cell, colour, name)
-        if cell.get("by group"):
-            rounds, *groups = zip(*cell["by group"], strict=True)
-            for group, shares in enumerate(groups):
-                label = f"{name}: every true group, seed {cell['seed']}" if group == 0 else None
-                left.plot(rounds, np.array(shares, float), color=colour, linewidth=0.8, alpha=0.6, label=label)
-        _draw_splits(left, cell.get("splits", ()))
-    _finish(left, document["title"], _unit(document["columns"][index]), "round")
-    if split is None:
-        right.set_axis_off()
-        return figure
-    _draw_similarities_over_rounds(right, cells[split])
-    _finish(
-        right, f"{split}, seed {cells[split]['seed']}: similarity of every two clients", "cosine similarity", "round"
-    )
-    grid = rows[1].subgridspec(deep, _ACROSS + 1, wspace=0.08, hspace=0.25)
-    panels = [figure.add_subplot(grid[i // _ACROSS, i % _ACROSS]) for i in range(len(shown))]
-    scale = draw_similarities(panels, list(shown.values()))
-    for axes, number in zip(panels, shown, strict=True):
-        axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
-    beside = panels[0].get_position()
-    similarity_bar(figure, (0.88, beside.y0, 0.011, 0.85 * beside.height), scale)
-    return figure
-
-
-def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
-    """Return a selection of the matrices at splits and the last one, with clients ordered by true group."""
-    groups, last = np.array(cell["groups"]), cell["similarities"][-1]["round"]
-    wanted = [matrix for matrix in cell["similarities"] if matrix["round"] in cell["splits"] or matrix["round"] == last]
-    wanted = wanted if len(wanted) <= 2 * _ACROSS else [*wanted[: 2 * _ACROSS - 1], wanted[-1]]
-    return {matrix["round"]: Pairs(_square(matrix["values"]), np.arange(len(groups)), groups) for matrix in wanted}
-
-
-def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """Return the symmetric matrix of a lower triangle; NaN on the diagonal and for missing values."""
-    matrix = np.full((len(triangle) + 1,) * 2, np.nan)
-    for row, values in enumerate(triangle, 1):
-        matrix[row, :row] = matrix[:row, row] = np.array(values, float)
-    return matrix
-
-
-def _draw_similarities_over_rounds(axes: Axes, cell: Mapping[str, Any]) -> None:
-    """Draw one dot per pair of clients in the same cluster."""
-    groups = np.array(cell["groups"])
-    first, second = np.tril_indices(len(groups), -1)
-    same = groups[first] == groups[second]
-    rounds = [matrix["round"] for matrix in cell["similarities"]]
-    values = np.array([_square(matrix["values"])[first, second] for matrix in cell["similarities"]])
-    for of, colour, name in (
-        (~same, GROUP_COLOURS[1], "of different groups"),
-        (same, GROUP_COLOURS[0], "of one group"),
-    ):
-        x = np.repeat(rounds, of.sum())
-        axes.plot(x, values[:, of].ravel(), "o", color=colour, markersize=3.5, alpha=0.5, markeredgewidth=0, label=name)
-    _draw_splits(axes, cell["splits"])
-
-
 def _finish(axes: Axes, title: str, unit: str, below: str = "") -> None:
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(below)
@@ -321,6 +223,4 @@ _DRAWINGS = {
     "pictures": _pictures,
     "groups": _groups,
     "projections": _projections,
-    "surfaces": _surfaces,
-    "splits": _splits,
 }

@@ -32,6 +32,7 @@ from coterie.cli.audit_log import audit_log
 from coterie.cli.evaluate import evaluate
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.run import run
+from coterie.fields.removed import removal
 
 if _interruptible:
     signal.signal(signal.SIGINT, _on_interrupt)
@@ -101,6 +102,10 @@ _EXPECTED = {
 def main() -> None:
     """Run the command; every expected failure is one error message and a non-zero exit status."""
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
+    for word in sys.argv[2:]:
+        if removed := removal(f"coterie {sys.argv[1]} {word.partition('=')[0]}"):
+            print(f"error: {removed}", file=sys.stderr)
+            sys.exit(1)
     try:
         cli(prog_name="coterie")
     except Exception as error:

@@ -6,7 +6,7 @@ _TIMES = (
 )
 _TABLES = "`coterie bench rr-table1` reproduces the tables of the paper"
 
-#: What to use instead of each: of a setting by the last part of its name, or of a value as ``setting = value``.
+#: What to use instead of each: a setting by the last part of its name, a value as ``setting = value``, or an option.
 REMOVED = {
     "[survival]": _TIMES,
     "accountant = theorem-4.2": f"use pld or rdp; {_TABLES}",
@@ -23,6 +23,7 @@ REMOVED = {
     "clipping": "use clip-norm = auto for adaptive clipping",
     "cluster-optimizer": "the clusters of lcfl train by FedAvg",
     "dcn-weight": "the weight of the clustering loss is 4",
+    "coterie report --csv": "--json prints the comparison, and runs.csv of coterie sweep has a line per run",
     "dirichlet-alpha": "use label-skew = dirichlet:ALPHA",
     "fuzzifier": "ffcm has m = 1.1",
     "gpu-precision": "use precision",

@@ -1,18 +1,12 @@
-"""Report content of a run that clusters records instead of clients: sentences, and figures with captions."""
+"""Report content of a run that clusters records instead of clients."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.report import formats
-from coterie.report.evidence import numbered_files
-from coterie.report.graphics import Data, Graphic
-from coterie.report.points_plots import MAX_CLIENTS, embedding_figure, samples_figure
 from coterie.report.runs import Run
-from coterie.report.uploaded_points import MAX_POINTS, MIN_POINTS, embed, read_codes, read_points
 
 
 def describe_scores(run: Run) -> list[str]:
@@ -75,63 +69,10 @@ def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     return [(cluster, list(zip(counts[cluster].tolist(), shares[cluster].tolist(), strict=True))) for cluster in order]
 
 
-def point_figures(run: Run) -> tuple[list[Graphic], list[str]]:
-    """Return figures of the received points, and the files that could not be read."""
-    files = numbered_files(run.path, "points")
-    read = {client: read_points(path) for client, path in files.items()}
-    unreadable = [files[client].name for client, points in read.items() if points is None]
-    points = {client: client_points for client, client_points in read.items() if client_points is not None}
-    shapes = {client_points.shape[1:] for client_points in points.values()}
-    drawn = []
-    if len(shapes) == 1:
-        drawn.append(_samples(run, points, shapes.pop()))
-    path = run.path / "evidence" / "codes.npz"
-    codes = read_codes(path)
-    if codes is None:
-        return drawn, unreadable + [path.name] * path.exists()
-    if len(codes.labels) >= MIN_POINTS:
-        labels = codes.labels[:MAX_POINTS]
-        selected = f"A sample of {len(labels):,} points" if len(labels) < _total(points) else "All points"
-        caption = (
-            f"{selected} in a two-dimensional t-SNE embedding, coloured by cluster; numbers mark the clusters. t-SNE "
-            "preserves neighbourhoods; distances between groups of points carry little meaning."
-        )
-        views = {"input space": embed(codes.points[:MAX_POINTS])}
-        if codes.encoded:
-            views["code space of the autoencoder, in which the points were clustered"] = embed(codes.codes[:MAX_POINTS])
-        panels = [(view, embedding_figure(places, labels)) for view, places in views.items()]
-        heads = ("client", "cluster", *(f"{axis} in the {view.split()[0]} space" for view in views for axis in "xy"))
-        rows = np.column_stack([codes.clients[:MAX_POINTS], labels, *(np.round(v, 3) for v in views.values())])
-        data = Data("embedding", heads, [[int(a), int(b), *rest] for a, b, *rest in rows.tolist()])
-        drawn.append(Graphic("Embedding of the points", panels, caption, data))
-    return drawn, unreadable
-
-
-def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> Graphic:
-    pen = run.dataset == "pendigits" and shape == (16,)
-    caption = f"Up to ten {_point_name(run)} of every client"
-    if len(points) > MAX_CLIENTS:
-        caption = f"Up to ten {_point_name(run)} of each of {MAX_CLIENTS} clients (of {len(points)})"
-    caption += ": the data that clients upload instead of their records."
-    if pen:
-        caption += " A line is the path of the pen, starting at the dot."
-    elif len(shape) != 3:
-        caption += " A line shows the features in order, from -1 to 1."
-    data = Data(
-        "points", ("client", "points sent"), [[client, len(client_points)] for client, client_points in points.items()]
-    )
-    caption += " The points are in evidence/points-*.npz of the run folder."
-    return Graphic("Points of every client", [("", samples_figure(points, strokes=pen))], caption, data)
-
-
 def _point_name(run: Run) -> str:
     from coterie.strategies.registry import STRATEGIES
 
     return STRATEGIES[run.strategy].point_name
-
-
-def _total(points: dict[int, np.ndarray]) -> int:
-    return sum(map(len, points.values()))
 
 
 def _client_list(clients: list[int]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from coterie.fields import finite
-from coterie.files import spreadsheet_cell
 from coterie.report import formats
 from coterie.report.configuration import differing_settings, used_settings
 from coterie.report.runs import ReportError, Run, read_run
@@ -131,21 +128,6 @@ class Comparison:
             "left_out": [{"run": run, "reason": reason} for run, reason in self.left_out],
             "notes": [{"run": run, "note": note} for run, note in self.notes],
         }
-
-    def csv(self) -> str:
-        """Return it as CSV with one line per row; accuracies are shares, an infinite ε is empty."""
-        content = io.StringIO()
-        heads = [f"{name}_{statistic}" for name in self.scores for statistic in ("mean", "std", "n")]
-        writer = csv.writer(content, lineterminator="\n")
-        writer.writerow([*self.settings, "repetitions", "seeds", *heads, "outside_guarantee", "runs"])
-        for row in self.document()["rows"]:
-            values = [row[name][statistic] for name in self.scores for statistic in ("mean", "std", "n")]
-            seeds = " ".join("auto" if seed is None else str(seed) for seed in row["seeds"])
-            outside = " ".join(row["outside_guarantee"])
-            settings = [row["settings"][name] for name in self.settings]
-            cells = [*settings, row["repetitions"], seeds, *values, outside, " ".join(row["runs"])]
-            writer.writerow(map(spreadsheet_cell, cells))
-        return content.getvalue()
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows for a reader; an asterisk marks exact scores."""

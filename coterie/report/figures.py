@@ -1,4 +1,4 @@
-"""Figures of a run with captions and data: accuracy, privacy loss, cluster sizes, clustering evidence."""
+"""Figures of a run with captions and data: accuracy, privacy loss, cluster sizes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from coterie.fields import MAX_SAMPLED_TESTS
 from coterie.report import formats
 from coterie.report.comparison import Comparison
-from coterie.report.evidence import Pairs, leaves, numbered_files, read_pairs, split_rounds
-from coterie.report.evidence_plots import distance_figure, similarity_figures, tree_figure
 from coterie.report.graphics import Data, Graphic
 from coterie.report.plots import (
     accuracy_limits,
@@ -29,9 +26,6 @@ from coterie.report.runs import Run
 
 # Most panels of small multiples; the data of all are in the file.
 _PANELS = 12
-_MAX_MATRICES = 12
-# Largest matrix whose pairs are all in the file of the figure.
-_PAIRS = 60
 
 
 def accuracy_graphic(run: Run) -> Graphic | None:
@@ -127,89 +121,6 @@ def comparison_graphic(comparison: Comparison) -> Graphic | None:
     ]
     data = Data("comparison", ("row", "run", "round", "accuracy"), values)
     return Graphic("Accuracy by round", panels, caption, data)
-
-
-def evidence(run: Run) -> tuple[list[Graphic], list[str]]:
-    """Return figures of the clustering evidence, and the files that could not be read."""
-    drawn: list[Graphic] = []
-    unreadable = []
-    path = run.path / "evidence" / "distances.npz"
-    if (distances := read_pairs(path)) is not None:
-        drawn.append(_distances(distances))
-    elif path.exists():
-        unreadable.append(path.name)
-    tree = run.tree
-    if tree:
-        last = max([run.last_round, *(node.ended or node.born for node in tree)])
-        caption = (
-            "The tree of splits, with one line per cluster, whose width is proportional to its number of clients. A "
-            "ring marks a split, with the maximum similarity between the two halves; a square marks a stationary "
-            "cluster, whose model no longer changes."
-        )
-        heads = ("node", "parent", "born", "ended", "reason", "cluster", "similarity", "clients")
-        rows = [
-            (n.number, n.parent, n.born, n.ended, n.end_reason, n.cluster, n.similarity, len(n.clients)) for n in tree
-        ]
-        drawn.append(Graphic("Splits by round", [("", tree_figure(tree, last))], caption, Data("tree", heads, rows)))
-    files = numbered_files(run.path, "similarities")
-    at = [number for number in files if number in split_rounds(tree) or number == max(files)]
-    at = at if len(at) <= _MAX_MATRICES else [*at[: _MAX_MATRICES - 1], at[-1]]
-    read = {number: read_pairs(files[number]) for number in at}
-    unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
-    matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
-    if matrices:
-        clients = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
-        drawn.append(_similarities(matrices, clients or matrices[max(matrices)].ordered().clients.tolist()))
-    return drawn, unreadable
-
-
-def _distances(pairs: Pairs) -> Graphic:
-    caption = (
-        "Pairwise distances between clients; close pairs stand out from the page. Lines separate clusters, within "
-        "which distances should be small. The diagonal is omitted."
-    )
-    data, rest = _pair_data("distances", {"": pairs})
-    return Graphic("Distances between clients", [("", distance_figure(pairs))], caption + rest, data)
-
-
-def _similarities(matrices: dict[int, Pairs], order: Sequence[int]) -> Graphic:
-    caption = (
-        "Pairwise cosine similarity of client updates, in the rounds with splits and in the last one. Clients are "
-        "ordered by their final cluster. Grey pairs were not compared: the clients were already in different "
-        "clusters, or one of them did not reply."
-    )
-    figures = similarity_figures(matrices, order)
-    panels: list[tuple[str, Figure]] = [(f"round {number}", figure) for number, figure in figures.items()]
-    data, rest = _pair_data("similarities", {str(number): pairs for number, pairs in matrices.items()})
-    return Graphic("Similarities between clients", panels, caption + rest, data)
-
-
-def _pair_data(name: str, matrices: dict[str, Pairs]) -> tuple[Data, str]:
-    """Return all pairs of small matrices, or means over pairs of clusters, and a sentence about the latter."""
-    rounds = () if "" in matrices else ("round",)
-    small = all(len(pairs.clients) <= _PAIRS for pairs in matrices.values())
-    rows = []
-    for round_number, pairs in matrices.items():
-        ordered = pairs.ordered()  # without the diagonal
-        pair_rows = _pairs(ordered) if small else _cluster_means(ordered)
-        rows += [([round_number] if rounds else []) + row for row in pair_rows]
-    unit = "client" if small else "cluster"
-    sentence = "" if small else f" The table has means over pairs of clusters; evidence/{name}*.npz has all pairs."
-    return Data(name, (*rounds, f"{unit} a", f"{unit} b", "value"), rows), sentence
-
-
-def _pairs(pairs: Pairs) -> list[list[Any]]:
-    upper = zip(*np.triu_indices(len(pairs.clients), 1), strict=True)
-    return [[int(pairs.clients[a]), int(pairs.clients[b]), _known(pairs.matrix[a, b])] for a, b in upper]
-
-
-def _cluster_means(pairs: Pairs) -> list[list[Any]]:
-    labels = np.unique(pairs.labels).tolist()
-    blocks = {
-        (a, b): pairs.matrix[np.ix_(pairs.labels == a, pairs.labels == b)] for a in labels for b in labels if a <= b
-    }
-    finite = {clusters: block[np.isfinite(block)] for clusters, block in blocks.items()}
-    return [[a, b, _known(values.mean()) if values.size else None] for (a, b), values in finite.items()]
 
 
 def _known(value: Any) -> float | None:

@@ -19,12 +19,11 @@ from coterie.report.plots import AXIS, CLUSTER_COLOURS, FAINT, GRID, GROUP_COLOU
 
 # Rows of a table on the page; the file has all.
 _ROWS = 100
-_WHITE, _TILE, _UNKNOWN = "#ffffff", "#f2f4f7", "#c3c9d2"
+_WHITE = "#ffffff"
 #: CSS variables of the colours of figures: name, colour on a light page, colour on a dark page.
 THEME = (
     *(("ink", INK, "#e8ebf0"), ("muted", MUTED, "#a4aebd"), ("grid", GRID, "#2d3542"), ("axis", AXIS, "#566174")),
-    *(("faint", FAINT, "#4d5768"), ("card", _WHITE, "#1b212b"), ("tile", _TILE, "#262d39")),
-    ("unknown", _UNKNOWN, "#4a5362"),
+    *(("faint", FAINT, "#4d5768"), ("card", _WHITE, "#1b212b")),
     *(
         (f"group-{number}", colour, dark)
         for number, (colour, dark) in enumerate(

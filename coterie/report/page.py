@@ -14,12 +14,11 @@ from coterie.files import FileError, open_regular
 from coterie.privacy.certificate import ODDS, UNIT_COLUMN
 from coterie.report import clustered_records as records
 from coterie.report import formats, sites
-from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
+from coterie.report.comparison import OUTSIDE, compare
 from coterie.report.configuration import has_effect, shown_settings
-from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
+from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic
 from coterie.report.graphics import THEME, Data
-from coterie.report.payoff import federation_pays
-from coterie.report.predictions import named_metrics, released_metrics, verdict
+from coterie.report.predictions import federation_pays, named_metrics, released_metrics, verdict
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
@@ -94,7 +93,6 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
         theme=THEME,
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
         curves=comparison_graphic(comparison) if several else None,
-        glance=_compared_tiles(comparison) if several and comparison.rows else [],
         clusters_records=all(run.clusters_records for run in runs),
         heads=heads,
         settings=len(comparison.settings),
@@ -109,7 +107,6 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 def _section(run: Run, anchor: str) -> dict[str, Any]:
     """Return what the template shows of one run."""
-    figures, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
     run_sites = read_sites(run)
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return {
@@ -122,8 +119,6 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
         "accuracy": None if run.clusters_records else accuracy_graphic(run),
         "clusters": None if run.clusters_records else cluster_graphic(run),
         "privacy": epsilon_graphic(run),
-        "evidence": figures,
-        "unreadable": unreadable,
         "sites": run_sites,
         "worst": by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
         "clustered": run.clustered and any(site.cluster is not None for site in run_sites),
@@ -309,50 +304,6 @@ def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
     elif run.exact and run.certified and all(site.accuracy is None for site in run_sites):
         sentences.append("a certified run keeps no accuracy of single sites")
     return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
-
-
-def _compared_tiles(comparison: Comparison) -> list[_Tile]:
-    """Return the tiles of a comparison: its highest scores, range of ε and repetitions."""
-    name = "nmi" if "nmi" in comparison.scores and "worst_group_accuracy" not in comparison.scores else "accuracy"
-    losses = sorted({formats.epsilon(row.scores["epsilon"].mean) for row in comparison.rows}, key=_loss)
-    certified = [run.certified for row in comparison.rows for run in row.runs]
-    repeats = sorted({len(row.runs) for row in comparison.rows})
-    spreads = [row.scores["accuracy"].std for row in comparison.rows if row.scores["accuracy"].std is not None]
-    widest = f"largest standard deviation of accuracy {100 * max(spreads):.1f}{formats.NBSP}points" if spreads else ""
-    plural = "run" if repeats == [1] else "runs"
-    return [
-        _highest(comparison, name, "How good?"),
-        _highest(comparison, "worst_group_accuracy", "How fair?"),
-        _Tile(
-            "Privacy loss ε",
-            losses[0] if len(losses) == 1 else f"{losses[0]} to {losses[-1]}",
-            f"{sum(certified)} of {len(certified)} runs certified",
-            question="How private?",
-        ),
-        _Tile(
-            "Repetitions",
-            f"{' to '.join(map(str, sorted({repeats[0], repeats[-1]})))} {plural}",
-            widest or "one run of each: the spread over seeds is unknown",
-            "outside the guarantee" if widest and any(row.exact for row in comparison.rows) else "",
-            good=False,
-            question="How sure?",
-        ),
-    ]
-
-
-def _loss(text: str) -> float:
-    return math.inf if text == "∞" else float(text)
-
-
-def _highest(comparison: Comparison, name: str, question: str) -> _Tile:
-    label = {"accuracy": "Highest accuracy", "nmi": "Highest NMI"}.get(name, "Highest worst group")
-    scored = [row for row in comparison.rows if name in row.scores and row.scores[name].mean is not None]
-    if not scored:
-        return _Tile(label, formats.MISSING, "not known", question=question)
-    best = max(scored, key=lambda row: row.scores[name].mean or 0)
-    outside = "outside the guarantee" if best.exact else ""
-    value = score_text(best, name).rstrip("*").replace(" ± ", f"{formats.NBSP}±{formats.NBSP}")
-    return _Tile(label, value, best.label, outside, good=False, question=question)
 
 
 def _scores(run: Run) -> list[_Tile]:

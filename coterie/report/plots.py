@@ -4,17 +4,16 @@ Figures are created without pyplot, so there is no global state and no display i
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from scipy.optimize import isotonic_regression
 
 from coterie.report import formats
 from coterie.report.runs import ReportError, Run
@@ -26,12 +25,8 @@ CLUSTER_COLOURS = (
     *("#6B7480", "#E07B39"),  # ten digits have ten colours
 )
 INK, MUTED, GRID, AXIS, FAINT = "#1b2330", "#5c6675", "#e6e9ee", "#aab2bf", "#bcc4d0"
-# Id of images with colours of their own, which the dark page does not invert.
-PHOTO = "photo"
 LINE_STYLES = ("-", "--", "-.", ":")
 DASHED = (0, (4, 3))
-MAX_LABELS = 10
-EN_SPACE = "\u2002"  # an en space, which SVG does not collapse
 SMOOTHING = 10
 
 _STYLE: dict[Any, Any] = {
@@ -163,29 +158,25 @@ def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
 
 
 def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
-    """Plot ε against rounds, one line per accountant, labelled at its end with the final ε.
+    """Plot ε against rounds, one line per accountant, named with the final ε.
 
     Args:
         curves: (rounds, ε) in the order of rounds, by accountant; every ε is finite.
         title: one-line title.
     """
     with drawing_style():
-        figure = Figure(figsize=(9.0, 4.6), facecolor="white")
-        axes = figure.add_axes((0.07, 0.115, 0.685, 0.77))
-        ends: list[LineEnd] = []
+        figure = Figure(figsize=(9.0, 4.6), facecolor="white", layout="constrained")
+        axes = figure.add_subplot()
         for index, (name, points) in enumerate(curves.items()):
             rounds, values = zip(*points, strict=True)
             colour, style = cycle(GROUP_COLOURS, index)
-            axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
-            ends.append(LineEnd(rounds[-1], values[-1], f"{name}{EN_SPACE}{formats.epsilon(values[-1])}", colour))
-        axes.set_xlim(0, max(end.round for end in ends))
-        axes.set_ylim(0, 1.06 * max(end.value for end in ends))
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 2.5, 5, 10]))
-        axes.set_xlabel("rounds")
-        axes.set_ylabel("privacy loss ε")
-        axes.set_title("Privacy loss by accountant", pad=24)
-        axes.annotate(title, (0, 1), (0, 9), "axes fraction", "offset points", color=MUTED)
-        label_ends(axes, ends)
+            label = f"{name}: {formats.epsilon(values[-1])}"
+            axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), label=label)
+        axes.set_xlim(0, max(points[-1][0] for points in curves.values()))
+        axes.set_ylim(0, 1.06 * max(points[-1][1] for points in curves.values()))
+        axes.set(xlabel="rounds", ylabel="privacy loss ε")
+        axes.set_title(f"Privacy loss by accountant: {title}")
+        axes.legend(loc="lower right", frameon=False)
     return figure
 
 
@@ -208,21 +199,9 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
     return path
 
 
-class LineEnd(NamedTuple):
-    """End point and label of a line."""
-
-    round: int
-    value: float
-    label: str
-    colour: str
-    bold: bool = False
-
-
-@contextmanager
-def drawing_style() -> Iterator[None]:
+def drawing_style() -> AbstractContextManager[None]:
     """Apply the style of all figures."""
-    with matplotlib.rc_context(_STYLE):
-        yield
+    return matplotlib.rc_context(_STYLE)
 
 
 def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
@@ -235,14 +214,6 @@ def round_axis(axes: Axes, last: float) -> None:
     axes.set_xlabel("round")
     axes.set_xlim(0, 1.01 * last)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-
-
-def without_axes(axes: Axes) -> None:
-    """Remove ticks, grid and frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
 
 
 def panel(
@@ -317,43 +288,3 @@ def _finish_accuracy(axes: Axes, limits: tuple[float, float], last: int) -> None
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     round_axis(axes, last)
-
-
-def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
-    """Draw the label of each line to the right of the axes, moved as little as possible to avoid overlap.
-
-    The label of a line that ends inside the axes is at its end point.
-    """
-    last = max((end.round for end in ends), default=0)
-    for end in ends:
-        if end.round < last:
-            axes.annotate(
-                end.label,
-                (end.round, end.value),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontweight="bold" if end.bold else "normal",
-                bbox={"boxstyle": "square,pad=.15", "facecolor": "white", "edgecolor": end.colour},
-                zorder=5,
-            )
-    ends = sorted((end for end in ends if end.round == last), key=lambda end: end.value)
-    if not ends:
-        return
-    low, high = axes.get_ylim()
-    height = 72 * axes.bbox.height / axes.figure.dpi
-    slots = np.arange(len(ends)) * 1.4 * matplotlib.rcParams["font.size"] / height
-    wanted = np.array([(end.value - low) / (high - low) for end in ends])
-    places = np.clip(isotonic_regression(wanted - slots).x, 0, max(0.0, 1 - slots[-1])) + slots
-    leader = {"arrowstyle": "-", "linewidth": 1.0, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
-    for end, y in zip(ends, places, strict=True):
-        axes.annotate(
-            end.label,
-            (end.round, end.value),
-            (1.035, y),
-            textcoords="axes fraction",
-            va="center",
-            fontweight="bold" if end.bold else "normal",
-            annotation_clip=False,
-            arrowprops={**leader, "color": end.colour},
-        )

@@ -55,6 +55,23 @@ def released_metrics(estimates: ScoreEstimates | None) -> list[tuple[str, str, s
     ]
 
 
+def federation_pays(scores: Diagnostics) -> tuple[bool, str] | None:
+    """Return whether the better of released and personalised models beats those of clients alone, and a sentence."""
+    released, alone = scores.accuracy, scores.alone_accuracy
+    if released is None or alone is None:
+        return None
+    own = scores.personal_accuracy
+    pays = (released if own is None else max(released, own)) > alone
+    shown = formats.percent(released) + ("" if own is None else f", personalised {formats.percent(own)},")
+    text = (
+        f"{'yes' if pays else 'no'}: {shown} against {formats.percent(alone)} for a model that a client trains alone, "
+        f"without noise (mean of {scores.alone_clients} clients, {formats.duration(scores.alone_seconds)})"
+    )
+    if not pays:
+        text += "; share nothing (strategy local), or try more clients, a larger ε, clusters, or personalize"
+    return pays, text
+
+
 def _of_labels(scores: Diagnostics) -> list[tuple[str, str, str]]:
     areas = [(area, j) for j, area in enumerate(scores.label_roc_auc or ()) if area is not None and area == area]
     lowest = f"mean of all labels; lowest {min(areas)[0]:.3f}, of {_name(scores, min(areas)[1])}" if areas else ""

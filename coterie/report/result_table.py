@@ -9,8 +9,7 @@ from rich.text import Text
 
 from coterie.privacy.certificate import ODDS, epsilon_observers
 from coterie.report import formats
-from coterie.report.payoff import federation_pays
-from coterie.report.predictions import named_metrics, released_metrics, verdict
+from coterie.report.predictions import federation_pays, named_metrics, released_metrics, verdict
 from coterie.report.runs import clusters_records
 from coterie.results import Diagnostics, Outcome
 from coterie.tasks import of_metrics

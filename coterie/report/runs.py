@@ -9,7 +9,6 @@ from typing import Any
 from coterie.fields.settings import flat
 from coterie.files import FileError, read_object
 from coterie.privacy.certificate import epsilon_observers
-from coterie.report.evidence import Node, read_tree
 from coterie.results import CONFIG, Diagnostics, Outcome, RoundRecord, Traffic, read_config, read_rounds
 
 _RESTORE = "; restore it from a copy, or delete it if it is a result: the run writes its results again when resumed"
@@ -141,11 +140,6 @@ class Run:
         """The latest notes of the method."""
         noted = {key: value for r in self.rounds for key, value in r.notes.items()}
         return noted | dict(self.outcome.notes)
-
-    @property
-    def tree(self) -> tuple[Node, ...]:
-        """Tree of cluster splits in order of birth; empty for methods without splits."""
-        return read_tree(self.notes)
 
     @property
     def traffic(self) -> Mapping[str, int]:

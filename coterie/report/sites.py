@@ -16,7 +16,6 @@ from coterie.report.runs import Run
 from coterie.results import Diagnostics
 
 # Characters of a name, which a site may have chosen.
-_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,3 @@ def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
         inside[label] = counts[cluster, label]
     sizes = counts.sum(axis=0)
     return [(float(inside[label] / sizes[label]), f"class {label}") for label in np.flatnonzero(sizes).tolist()]
-
-
-def _printable(name: str) -> str:
-    text = "".join(character if character.isprintable() else "�" for character in name)
-    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"

@@ -8,7 +8,7 @@ HEAD = r"""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{{ title }}</title>
 <style>
 :root {
@@ -23,7 +23,6 @@ HEAD = r"""<!doctype html>
     --good: #7fe0bc; --good-back: #12392d; --bad: #ffc387; --bad-back: #432a11;
     {% for name, _, dark in theme %}--{{ name }}: {{ dark }}; {% endfor %}
   }
-  .panel image:not([id*="photo"]) { filter: invert(1) hue-rotate(180deg); }
 }
 @media print { :root { color-scheme: light; } }
 * { box-sizing: border-box; }
@@ -284,18 +283,6 @@ _MACROS = r"""{% macro badge(text, good) %}
 {% endfor %}
 {% endmacro %}
 
-{% macro evidence(section, h) %}
-{% if section.evidence or section.unreadable %}
-<h{{ h }} class="head">{{ 'Uploaded points' if section.run.clusters_records else 'Clustering evidence' }}</h{{ h }}>
-{% if section.unreadable %}
-<p class="notice">Unreadable files, omitted: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
-{% endif %}
-{% for each in section.evidence %}
-{{ graphic(each, section.anchor ~ '-evidence-' ~ loop.index) }}
-{% endfor %}
-{% endif %}
-{% endmacro %}
-
 {% macro missing(left_out, remarks) %}
 {% for run, reason in left_out %}
 <p class="notice"><strong>Left out:</strong> {{ run }}: {{ reason }}</p>
@@ -368,7 +355,6 @@ _MACROS = r"""{% macro badge(text, good) %}
 <p class="kind good">Released and charged</p>
 {{ '' if run.clusters_records else clusters(section, h) }}
 {{ sites(section, h) if not section.scored }}
-{{ evidence(section, h) }}
 {{ privacy(section, h) }}
 </section>
 {% else %}
@@ -377,7 +363,6 @@ _MACROS = r"""{% macro badge(text, good) %}
 {{ '' if run.clusters_records else clusters(section, h) }}
 {{ tiles(section.details, false) }}
 {{ confusion(section, h) }}
-{{ evidence(section, h) }}
 {{ privacy(section, h) }}
 {% endif %}
 
@@ -423,7 +408,6 @@ _BODY = r"""<body>
   <h1>{{ title }}</h1>
   <p class="summary">Mean ± sample standard deviation over runs that are equal but for the seed.</p>
 </header>
-{{ tiles(glance, true) }}
 <h2 class="head">Comparison</h2>
 <div class="card">
 <table class="stack">

@@ -263,15 +263,6 @@ class RunFolder(Recorder):
         except (FileError, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
             raise FolderError(f"{path} is damaged ({error}){WAY_OUT}") from None
 
-    def take_evidence(self, run: str | Path, names: Iterable[str]) -> None:
-        """Use what another run kept under names that match these patterns."""
-        private_folder(self.path / "evidence")
-        for name in names:
-            for file in (Path(run) / "evidence").glob(f"{name}.npz"):
-                target = self.path / "evidence" / file.name
-                target.unlink(missing_ok=True)
-                os.link(file, target)  # files are replaced, never written into
-
     def report_progress(self, what: str) -> None:
         """Call ``on_progress``."""
         self.on_progress(what)

@@ -86,10 +86,6 @@ class OneShot(ClusteredStrategy):
         "label-skew": "non-iid:0.5",
         "evaluate-every": 1,
     }
-    #: Settings of the server, which do not affect the points that clients upload.
-    server_settings: ClassVar[tuple[str, ...]] = ()
-    #: Artifacts with the uploaded points.
-    upload_artifacts: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
 
     def check(self) -> None:
         """Require one round of all clients, and points that fit into a message."""

@@ -100,12 +100,6 @@ class PPFCGAN(OneShot):
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     releases: ClassVar[tuple[str, ...]] = ("samples",)
-    server_settings: ClassVar[tuple[str, ...]] = (
-        "ppfc-gan.pretrain-epochs",
-        "ppfc-gan.joint-epochs",
-        "ppfc-gan.dcn-noise",
-        "ppfc-gan.dcn-restarts",
-    )
     settings_class: ClassVar[type[Settings]] = PPFCGANSettings
     settings: PPFCGANSettings
     needs: ClassVar[tuple[str, ...]] = (*OneShot.needs, "device", "precision")

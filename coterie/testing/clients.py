@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -38,29 +39,33 @@ from coterie.wire.messages import (
 
 Values: TypeAlias = Mapping[str, Any]
 
-#: Items of the contract of a ClientApp, with what each tests.
+#: Items of the contract of a ClientApp, with what to do where one is not met.
 CLIENT_ITEMS = {
-    "identity": "query.identity is answered by an integer client-id, the same every time",
-    "identity-unique": "another client has another client-id",
-    "answers": "train, and every other message type that is supported, is answered",
-    "parts": "the reply to train has an ArrayRecord 'update' and a ConfigRecord 'reply'",
-    "nothing-else": "a reply holds nothing else",
-    "client-id": "the reply names the client",
-    "round": "the reply repeats the round of the request",
-    "label": "label and redrawn-label are integers below the number of models",
-    "assigned": "both labels equal the cluster that the server assigned",
-    "redraw": "redrawn-label is drawn from the row of the label in the redraw matrix",
-    "names": "the update has the parameters of the model, in their order",
-    "arrays": "every array of the update is float32 with the shape of the parameter",
-    "finite": "the update holds no NaN and no Inf",
-    "update": "the update is the trained model minus the received one",
-    "row-wise": "the label does not depend on other clients in the same process",
-    "evaluate": "diagnostics are finite scalars; accuracy is in [0, 1], and cluster below the number of models",
-    "losses": "query.losses is answered by one finite float32 loss for every model",
-    "malformed": "malformed requests are refused",
-    "recovers": "a valid request is answered after malformed ones",
-    "idempotent": "a client that declares repeats answers a repeated request by the same reply",
-    "charges": "every new reply at record level is charged once; repeated and malformed requests are not",
+    "identity": f"Answer {IDENTITY} with a ConfigRecord {REPLY!r} that holds the integer client-id, 0 to M - 1, always "
+    "the same; repeats and evaluates, if it has them, are True or False.",
+    "identity-unique": "Derive client-id from the node configuration at every message, not once per process.",
+    "answers": "Answer every request within the contract; read it by coterie.wire.read_request.",
+    "parts": f"Return a RecordDict with an ArrayRecord {UPDATE!r} and a ConfigRecord {REPLY!r}: messages.pack_reply.",
+    "nothing-else": "Send nothing else: no guarantee covers it, for example an exact number of examples.",
+    "client-id": "Send the client-id of the identity.",
+    "round": "Copy the round from the request.",
+    "label": "Send label and redrawn-label as int, both indices of the models of this message.",
+    "assigned": "If the request has a cluster, the message holds its model only: send this number as both labels.",
+    "redraw": "Draw redrawn-label with the probabilities in row label of the request's redraw matrix; without one, "
+    "send the label.",
+    "names": "Send every parameter once, in the order of the request, without the prefix of the cluster.",
+    "arrays": "Send float32 arrays with the shapes of the request: messages.pack_update.",
+    "finite": "Train with a smaller step, or refuse.",
+    "update": "Send the trained model minus the received one, not the model itself.",
+    "row-wise": "Choose the label from the client's own data and the received models only; keep no data of others.",
+    "evaluate": f"Answer with a MetricRecord {DIAGNOSTICS!r} of finite numbers; accuracy is in [0, 1], and cluster an "
+    "index of the models, or the assigned one.",
+    "losses": "Answer with the one array 'losses': the mean loss of every model, float32 (k,).",
+    "malformed": "Raise an exception: coterie.wire.read_request refuses what does not depend on the network, "
+    "load_state_dict(strict=True) other parameters.",
+    "recovers": "Change no state before a request is validated.",
+    "idempotent": "Store every reply before it is sent, and send the stored one; or declare no repeats.",
+    "charges": "Read all of a request, charge every new reply before it is computed, and a stored one never again.",
 }
 _SHIFT = 0.05
 _FIELDS = {"client-id", "round", "label", "redrawn-label", PADDING}
@@ -150,13 +155,13 @@ def check_client(
     grid = InProcessGrid(client_app, configs, run_config=run_config, raise_errors=True)
     node, other = _Node(grid, 1), _Node(grid, 2)
     client = _check_identity(report, node, other)
-    _check_training(report, setting, node, client)
+    _check_training(report, setting, node, client, redraws="redraw" not in skip)
     _check_choice(report, setting, node, other)
     if EVALUATE in message_types:
         _check_evaluation(report, setting, node)
     if LOSSES in message_types:
         _check_losses(report, setting, node, client)
-    _check_malformed(report, setting, node, charges)
+    _check_malformed(report, setting, node, charges or (lambda: 0))
     if record_plan is not None:
         _check_repeats(report, setting, node, charges)
     report.finish()
@@ -165,157 +170,100 @@ def check_client(
 def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
     client_ids: list[Any] = []
     for recipient in (node, node, other):
-        solution = f"Answer {IDENTITY} with a ConfigRecord {REPLY!r} that holds the integer client-id, 0 to M - 1."
-        with report.guarded("identity", IDENTITY, solution):
+        with report.guarded("identity", IDENTITY):
             content = recipient.ask(IDENTITY, RecordDict())
             record: Any = content.get(REPLY)
-            value = record.get("client-id") if isinstance(record, ConfigRecord) else None
-            report.require(type(value) is int and value >= 0, "identity", f"client-id is {value!r}", solution)
+            record = record if isinstance(record, ConfigRecord) else {}
+            value = record.get("client-id")
+            report.require(type(value) is int and value >= 0, "identity", f"client-id is {value!r}")
             for key in ("repeats", "evaluates"):
-                flag = record.get(key, False) if isinstance(record, ConfigRecord) else False
-                report.require(type(flag) is bool, "identity", f"{key} is {flag!r}", "Make it True or False.")
-            only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats", "evaluates", "versions"}
-            report.require(only, "nothing-else", f"the identity holds {sorted(content)}", "Send nothing else.")
+                report.require(type(record.get(key, False)) is bool, "identity", f"{key} is {record.get(key)!r}")
+            only = set(content) <= {REPLY} and set(record) <= {"client-id", "repeats", "evaluates", "versions"}
+            report.require(only, "nothing-else", f"the identity holds {sorted(content)}")
             client_ids.append(value)
     if len(client_ids) < 3:
         return None
-    report.require(
-        client_ids[0] == client_ids[1], "identity", f"client-id is {client_ids[0]}, then {client_ids[1]}", "Keep it."
-    )
-    report.require(
-        client_ids[0] != client_ids[2],
-        "identity-unique",
-        f"two clients have client-id {client_ids[0]}",
-        "Derive it from the node configuration at every message, not once per process.",
-    )
-    return client_ids[0] if type(client_ids[0]) is int else None
+    first, again, of_other = client_ids
+    report.require(first == again, "identity", f"client-id is {first}, then {again}")
+    report.require(first != of_other, "identity-unique", f"two clients have client-id {first}")
+    return first if type(first) is int else None
 
 
 def _trained(report: Report, setting: _Setting, node: _Node, request: TrainRequest, **more: Any) -> RecordDict | None:
-    what = f"train in round {request.round}"
-    solution = "A request within the contract must be answered; read it by coterie.wire.read_request."
-    with report.guarded("answers", what, solution):
+    with report.guarded("answers", f"train in round {request.round}"):
         return node.ask(TRAIN, setting.content(request, **more), request.round)
     return None
 
 
-def _check_training(report: Report, setting: _Setting, node: _Node, client: int | None) -> None:
+def _check_training(report: Report, setting: _Setting, node: _Node, client: int | None, redraws: bool) -> None:
     k = len(setting.models)
+    twice = np.repeat(setting.models, 2, axis=0)
     following = np.roll(np.eye(k + 1), 1, axis=1)  # for k + 1 >= 3 clusters, not symmetric
-    for request, models in (
+    requests = [
         (TrainRequest(round=1), setting.models),
-        (TrainRequest(round=7), np.repeat(setting.models, 2, axis=0)),
+        (TrainRequest(round=7), twice),
         (TrainRequest(round=8, cluster=k + 2), setting.models[:1]),
-        (
-            TrainRequest(round=9, redraw=tuple(following.ravel().tolist())),
-            np.repeat(setting.models, 2, axis=0)[: k + 1],
-        ),
-    ):
-        if request.redraw is not None and not report.tests("redraw"):
-            continue
+        (TrainRequest(round=9, redraw=tuple(following.ravel().tolist())), twice[: k + 1]),
+    ]
+    for request, models in requests if redraws else requests[:3]:
         content = _trained(report, setting, node, request, models=models)
         if content is None:
             continue
         reply, update = content.get(REPLY), content.get(UPDATE)
-        if not report.require(
-            isinstance(reply, ConfigRecord) and isinstance(update, ArrayRecord),
-            "parts",
-            f"the reply holds {', '.join(sorted(content))}",
-            f"Return a RecordDict with an ArrayRecord {UPDATE!r} and a ConfigRecord {REPLY!r}: messages.pack_reply.",
-        ):
+        if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
+            report.require(False, "parts", f"the reply holds {', '.join(sorted(content))}")
             continue
-        assert isinstance(reply, ConfigRecord)
-        assert isinstance(update, ArrayRecord)
         allowed = _FIELDS if setting.plans is None else {*_FIELDS, HEAD}
         extra = sorted({*content} - {REPLY, UPDATE} | {*reply} - allowed)
-        report.require(
-            not extra,
-            "nothing-else",
-            f"the reply to train also holds {', '.join(extra)}",
-            "Remove it: no guarantee covers it, for example an exact number of examples.",
-        )
+        report.require(not extra, "nothing-else", f"the reply to train also holds {', '.join(extra)}")
         _check_reply(report, reply, request, len(models), client)
         _check_update(report, setting, update, models)
-        if client is not None and not report.failed:
+        if client is not None and not report.failures:
             _check_by_reader(report, setting, content, request, len(models), client)
 
 
 def _check_reply(report: Report, reply: Mapping[str, Any], request: TrainRequest, k: int, client: int | None) -> None:
     sender, number = reply.get("client-id"), reply.get("round")
-    right = type(sender) is int and (client is None or sender == client)
-    report.require(right, "client-id", f"client-id is {sender!r}, the identity {client}", "Send that of the identity.")
-    right = type(number) is int and number == request.round
-    report.require(right, "round", f"round is {number!r} in round {request.round}", "Copy it from the request.")
-    labels: list[Any] = [reply.get("label"), reply.get("redrawn-label")]
+    same = type(sender) is int and client in (None, sender)
+    report.require(same, "client-id", f"client-id is {sender!r}, the identity {client}")
+    same = type(number) is int and number == request.round
+    report.require(same, "round", f"round is {number!r} in round {request.round}")
+    label, redrawn = labels = reply.get("label"), reply.get("redrawn-label")
     if request.cluster is not None:
-        report.require(
-            labels == [request.cluster] * 2,
-            "assigned",
-            f"the labels are {labels}, the assigned cluster {request.cluster}",
-            "If the request has a cluster, the message holds its model only: send this number as both labels.",
-        )
+        problem = f"the labels are {labels}, the assigned cluster {request.cluster}"
+        report.require(labels == (request.cluster,) * 2, "assigned", problem)
         return
-    valid = all(type(label) is int and 0 <= label < k for label in labels)
-    if not report.require(
-        valid,
-        "label",
-        f"label is {labels[0]!r} and redrawn-label {labels[1]!r} for {k} models",
-        "Both are indices of the models of this message, as int.",
-    ):
-        return
-    expected = (labels[0] + 1) % k if request.redraw is not None else labels[0]
-    report.require(
-        labels[1] == expected,
-        "redraw",
-        f"redrawn-label is {labels[1]} for label {labels[0]}, expected {expected}",
-        "Draw it with the probabilities in row label of the request's redraw matrix; without one, send the label.",
-    )
+    problem = f"label is {label!r} and redrawn-label {redrawn!r} for {k} models"
+    if type(label) is int and type(redrawn) is int and 0 <= label < k and 0 <= redrawn < k:
+        expected = (label + 1) % k if request.redraw is not None else label
+        report.require(redrawn == expected, "redraw", f"{problem}, expected {expected}")
+    else:
+        report.require(False, "label", problem)
 
 
 def _check_update(report: Report, setting: _Setting, update: ArrayRecord, models: npt.NDArray[np.float32]) -> None:
     layout = setting.layout
-    if not report.require(
-        tuple(update) == layout.names,
-        "names",
-        f"the update has {list(update)}, the model {list(layout.names)}",
-        "Send every parameter once, in the order of the request, without the prefix of the cluster.",
-    ):
+    problem = f"the update has {list(update)}, the model {list(layout.names)}"
+    if not report.require(tuple(update) == layout.names, "names", problem):
         return
     wrong = [
         f"{name} is {update[name].dtype} {tuple(update[name].shape)}"
         for name, shape in zip(layout.names, layout.shapes, strict=True)
         if update[name].dtype != "float32" or tuple(update[name].shape) != shape
     ]
-    if not report.require(
-        not wrong,
-        "arrays",
-        ", ".join(wrong),
-        "Send float32 arrays with the shapes of the request: messages.pack_update.",
-    ):
+    if not report.require(not wrong, "arrays", ", ".join(wrong)):
         return
     vector = layout.flatten({name: array.numpy() for name, array in update.items()})
-    if not report.require(
-        bool(np.isfinite(vector).all()),
-        "finite",
-        "the update holds NaN or Inf",
-        "Train with a smaller step, or refuse.",
-    ):
-        return
-    for model in models:
-        near = float(np.linalg.norm(vector - model)) < 0.5 * float(np.linalg.norm(vector))
-        report.require(
-            not near,
-            "update",
-            "the update is close to a received model",
-            "Send the trained model minus the received one, not the model itself.",
-        )
+    if report.require(bool(np.isfinite(vector).all()), "finite", "the update holds NaN or Inf"):
+        near = np.linalg.norm(vector - models, axis=1).min() < 0.5 * np.linalg.norm(vector)
+        report.require(not near, "update", "the update is close to a received model")
 
 
 def _check_by_reader(
     report: Report, setting: _Setting, content: RecordDict, request: TrainRequest, k: int, client: int
 ) -> None:
     """Read the reply as the server does; other items name what is usually wrong."""
-    try:
+    with report.guarded("parts", "the server drops the reply: its reader"):
         read_reply(
             content,
             client_id=client,
@@ -325,8 +273,6 @@ def _check_by_reader(
             assigned=request.cluster,
             redraw=None if request.redraw is None else np.reshape(request.redraw, (k, k)),
         )
-    except ReplyError as error:
-        report.fail("parts", f"the server drops the reply: {error}", "Build it by messages.pack_reply.")
 
 
 def _label(report: Report, setting: _Setting, node: _Node, number: int) -> Any:
@@ -340,47 +286,36 @@ def _check_choice(report: Report, setting: _Setting, node: _Node, other: _Node) 
     for number in (20, 21, 22):
         _label(report, setting, other, number)
     after = _label(report, setting, node, 20)
-    report.require(
-        before == after,
-        "row-wise",
-        f"the same request had label {before}, and {after} after another client had trained in this process",
-        "Choose the label from the client's own data and the received models only; keep no data of other clients.",
-    )
+    problem = f"the same request had label {before}, and {after} after another client had trained in this process"
+    report.require(before == after, "row-wise", problem)
 
 
 def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
-    k, solution = len(setting.models), f"Answer with a MetricRecord {DIAGNOSTICS!r} of finite numbers."
+    k = len(setting.models)
     for request, models in (
         (EvaluateRequest(round=3), setting.models),
         (EvaluateRequest(round=3, cluster=k + 2), setting.models[:1]),
     ):
-        with report.guarded("evaluate", EVALUATE, solution):
+        with report.guarded("evaluate", EVALUATE):
             content = node.ask(EVALUATE, setting.content(request, models), request.round)
             extra = sorted(set(content) - {DIAGNOSTICS, REPLY})
-            report.require(
-                not extra, "nothing-else", f"evaluation returns {', '.join(extra)}", "Send diagnostics only."
-            )
+            report.require(not extra, "nothing-else", f"evaluation returns {', '.join(extra)}")
             diagnostics: Any = content.get(DIAGNOSTICS)
-            if not report.require(
-                isinstance(diagnostics, MetricRecord) and bool(diagnostics),
-                "evaluate",
-                f"it holds {sorted(content)}",
-                solution,
-            ):
+            if not isinstance(diagnostics, MetricRecord) or not diagnostics:
+                report.require(False, "evaluate", f"it holds {sorted(content)}")
                 continue
             finite = all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in diagnostics.values())
-            report.require(finite, "evaluate", "a diagnostic is NaN or Inf", solution)
-            accuracy, cluster = diagnostics.get("accuracy", 0.0), diagnostics.get("cluster")
-            report.require(0 <= accuracy <= 1, "evaluate", f"accuracy is {accuracy}", "It is a share, in [0, 1].")
-            right = cluster in (None, request.cluster) if request.cluster is not None else cluster in (None, *range(k))
-            report.require(
-                right, "evaluate", f"cluster is {cluster}", "It is an index of the models, or the assigned one."
-            )
+            report.require(finite, "evaluate", "a diagnostic is NaN or Inf")
+            values: dict[str, Any] = dict(diagnostics)
+            accuracy, cluster = values.get("accuracy", 0.0), values.get("cluster")
+            report.require(0 <= accuracy <= 1, "evaluate", f"accuracy is {accuracy}")
+            clusters = range(k) if request.cluster is None else (request.cluster,)
+            report.require(cluster in (None, *clusters), "evaluate", f"cluster is {cluster}")
 
 
 def _check_losses(report: Report, setting: _Setting, node: _Node, client: int | None) -> None:
-    k, solution = len(setting.models), "Answer with the one array 'losses': the mean loss of every model, float32 (k,)."
-    with report.guarded("losses", LOSSES, solution):
+    k = len(setting.models)
+    with report.guarded("losses", LOSSES):
         content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
         read_reply(content, client_id=client or 0, round=4, num_clusters=k, layout=losses_layout(k))
 
@@ -415,27 +350,15 @@ def _malformed(setting: _Setting) -> dict[str, RecordDict]:
     }
 
 
-def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int] | None) -> None:
-    before = charges() if charges else 0
-    answered = []
+def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int]) -> None:
+    before, answered = charges(), []
     for what, content in _malformed(setting).items():
-        try:
+        with suppress(Exception):
             node.ask(TRAIN, content, 30)
-        except Exception:
-            continue
-        answered.append(what)
-    report.require(
-        not answered,
-        "malformed",
-        f"it answers a request with {', '.join(answered)}",
-        "Raise an exception: coterie.wire.read_request refuses what does not depend on the network, "
-        "load_state_dict(strict=True) other parameters.",
-    )
-    if charges:
-        report.require(
-            charges() == before, "charges", "a malformed request is charged", "Read all of it before you charge."
-        )
-    with report.guarded("recovers", "a valid request after malformed ones", "Change no state before it is validated."):
+            answered.append(what)
+    report.require(not answered, "malformed", f"it answers a request with {', '.join(answered)}")
+    report.require(charges() == before, "charges", "a malformed request is charged")
+    with report.guarded("recovers", "a valid request after malformed ones"):
         node.ask(TRAIN, setting.content(TrainRequest(round=31)), 31)
 
 
@@ -447,18 +370,8 @@ def _check_repeats(report: Report, setting: _Setting, node: _Node, charges: Call
         content = _trained(report, setting, node, TrainRequest(round=number))
         replies.append(None if content is None else content.object_id)
         counts.append(charges() if charges else 0)
-    if repeats:
-        report.require(
-            replies[0] == replies[1],
-            "idempotent",
-            "the identity declares repeats, but a repeated request has another reply",
-            "Store every reply before it is sent, and send the stored one; or declare no repeats.",
-        )
+    problem = "the identity declares repeats, but a repeated request has another reply"
+    report.require(not repeats or replies[0] == replies[1], "idempotent", problem)
     if charges:
-        expected = (repeats and counts[1] == counts[2]) or (not repeats and counts[1] < counts[2])
-        report.require(
-            counts[0] < counts[1] and expected and counts[2] < counts[3],
-            "charges",
-            f"the ledger has {counts} charges before and after three replies, two of them to the same request",
-            "Charge every new reply before it is computed, and a stored one never again.",
-        )
+        problem = f"the ledger has {counts} charges before and after three replies, two of them to the same request"
+        report.require(np.sign(np.diff(counts)).tolist() == [1, int(not repeats), 1], "charges", problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,57 +39,38 @@ class ConformanceError(AssertionError):
 
 
 class Report:
-    """Collects failures.
+    """Collects the first failure of every item.
 
     Args:
         subject: name of what is tested.
-        items: names of all items.
+        items: solution of every item.
         skip: items that are not tested.
 
     Raises:
         ValueError: an item to skip does not exist.
     """
 
-    def __init__(self, subject: str, items: Collection[str], skip: Collection[str]) -> None:
+    def __init__(self, subject: str, items: Mapping[str, str], skip: Collection[str]) -> None:
         if unknown := sorted(set(skip) - set(items)):
             raise ValueError(f"skip = {', '.join(unknown)}: must be some of {', '.join(items)}")
-        self._subject, self._items, self._skip = subject, items, frozenset(skip)
-        self._failures: dict[tuple[str, str], Failure] = {}
+        self._subject, self._items, self._skip = subject, items, skip
+        self.failures: dict[str, Failure] = {}
 
-    @property
-    def failed(self) -> bool:
-        """Whether there is a failure."""
-        return bool(self._failures)
-
-    def tests(self, item: str) -> bool:
-        """Whether an item is tested."""
-        assert item in self._items, item
-        return item not in self._skip
-
-    def fail(self, item: str, problem: str, solution: str) -> None:
-        """Add a failure, unless the item is skipped."""
-        if self.tests(item):
-            self._failures.setdefault((item, solution), Failure(item, problem, solution))
-
-    def require(self, met: bool, item: str, problem: str, solution: str) -> bool:
-        """Add a failure unless ``met``; return ``met``."""
-        if not met:
-            self.fail(item, problem, solution)
+    def require(self, met: bool, item: str, problem: str) -> bool:
+        """Add a failure unless ``met`` or the item is skipped; return ``met``."""
+        if not met and item not in self._skip:
+            self.failures.setdefault(item, Failure(item, problem, self._items[item]))
         return met
 
     @contextmanager
-    def guarded(self, item: str, what: str, solution: str) -> Iterator[None]:
+    def guarded(self, item: str, what: str) -> Iterator[None]:
         """Turn an exception into a failure."""
         try:
             yield
         except Exception as error:
-            self.fail(item, f"{what} raises {type(error).__name__}: {error}", solution)
+            self.require(False, item, f"{what} raises {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """Raise all failures.
-
-        Raises:
-            ConformanceError: there are some.
-        """
-        if self._failures:
-            raise ConformanceError(self._subject, self._failures.values())
+        """Raise :class:`ConformanceError` with all failures, if there are some."""
+        if self.failures:
+            raise ConformanceError(self._subject, self.failures.values())

@@ -37,20 +37,20 @@ from coterie.wire.messages import REPLY, UPDATE, Layout, pack_models, pack_updat
 
 Models = npt.NDArray[np.float32]
 
-#: Items of the contract of a strategy, with what each tests.
+#: Items of the contract of a strategy, with what to do where one is not met.
 STRATEGY_ITEMS = {
-    "class": "the class declares what it is (docs/extending.md)",
-    "runs": "three rounds run under every unit of privacy that the class declares",
-    "models": "a round returns finite float32 models (k, d)",
-    "requests": "clients can read every request",
-    "deterministic": "two runs with equal streams have equal models; no state is shared between instances",
-    "charges": "every exchange of training is charged once, before its release, and models change by releases only",
-    "budget": "the run ends when the ledger refuses a charge",
-    "row-wise": "with row_wise = True, requests and models depend on released values only",
-    "malformed": "a malformed reply has the effect of none",
-    "silent": "a round without any reply does not fail",
-    "resume": "a run that resumes from its checkpoint equals one that was not interrupted",
-    "certificate": "the certificate is JSON",
+    "class": "See the table in docs/extending.md.",
+    "runs": "Three rounds must run under every unit of privacy that the class declares.",
+    "models": "round must yield phases and return finite float32 models (k, d).",
+    "requests": "Send a request of coterie.wire, which clients can read.",
+    "deterministic": "Draw from self.streams.stream(name, round, self.attempt), and keep no state in the class.",
+    "charges": "Read replies through self.sums only: it charges the ledger before it releases noisy sums.",
+    "budget": "Let BudgetError pass: it ends the run with the latest models.",
+    "row-wise": "Compute from the values that self.sums releases only; or declare row_wise = False.",
+    "malformed": "Do not override the validation of replies; take releases from self.sums or self.updates.",
+    "silent": "Expect releases of zero clients, do not divide by counts of 0, or raise StrategyError.",
+    "resume": "Keep what a round needs of earlier ones in self.state, as NumPy arrays, and nothing elsewhere.",
+    "certificate": "Do not change the ledger.",
 }
 _ROUNDS = 3
 
@@ -149,7 +149,7 @@ def check_strategy(
     name = getattr(strategy_class, "__name__", repr(strategy_class))
     report = Report(name, STRATEGY_ITEMS, skip)
     for problem in contract_problems(strategy_class):
-        report.fail("class", problem, "See the table in docs/extending.md.")
+        report.require(False, "class", problem)
     report.finish()  # nothing else can be tested
     test = _Test(report, strategy_class, settings)
     units = [unit for unit in strategy_class.units if unit != "client" or strategy_class.row_wise]
@@ -228,89 +228,53 @@ class _Test:
 
     def unit(self, unit: str) -> bool:
         """Test one unit of privacy; return whether a run ended without an error."""
-        report, where = self._report, f"privacy-unit {unit}"
+        report, where = self._report, f"with privacy-unit {unit}"
         try:
             run = self.run(unit)
         except Exception as error:
-            report.fail("runs", f"with {where}: {type(error).__name__}: {error}", "Three rounds must run.")
-            return False
-        self._models(run, where)
+            return report.require(False, "runs", f"{where}: {type(error).__name__}: {error}")
+        whole = len(run.models) == _ROUNDS or run.strategy.finished
+        if report.require(whole, "models", f"{where}: {len(run.models)} of {_ROUNDS} rounds returned models"):
+            finite = all(models.ndim == 2 and len(models) and np.isfinite(models).all() for models in run.models)
+            report.require(finite, "models", f"{where}: models are not finite")
         problems = ", ".join(dict.fromkeys(run.grid.malformed))
-        report.require(not problems, "requests", f"with {where}: {problems}", "Send a request of coterie.wire.")
-        with report.guarded("certificate", "strategy.certificate()", "Do not change the ledger."):
+        report.require(not problems, "requests", f"{where}: {problems}")
+        with report.guarded("certificate", "strategy.certificate()"):
             json.dumps(run.strategy.certificate(), allow_nan=False)
-        again = self.run(unit)
-        report.require(
-            _same(run, again),
-            "deterministic",
-            f"with {where}: two runs with equal streams differ",
-            "Draw from self.streams.stream(name, round, self.attempt), and keep no state in the class.",
-        )
-        self._charges(run, unit)
+        report.require(_same(run, self.run(unit)), "deterministic", f"{where}: two runs with equal streams differ")
+        if unit == "client":
+            self._charges(run)
         self._replies(unit)
-        self._resume(unit, run)
+        with report.guarded("resume", f"{where}: a resumed run"):
+            rest = self.run(unit, resume=self.run(unit, stop_after=1))
+            same = len(rest.models) + 1 == len(run.models) and all(map(np.array_equal, rest.models, run.models[1:]))
+            report.require(same, "resume", f"{where}: a resumed run has other models")
         return True
 
-    def _models(self, run: _Run, where: str) -> None:
-        if not self._report.require(
-            len(run.models) == _ROUNDS or run.strategy.finished,
-            "models",
-            f"with {where}: {len(run.models)} of {_ROUNDS} rounds returned models",
-            "round must yield phases and return (k, d) models.",
-        ):
-            return
-        right = all(models.ndim == 2 and len(models) and np.isfinite(models).all() for models in run.models)
-        self._report.require(right, "models", f"with {where}: models are not finite", "Return finite (k, d) models.")
-
-    def _charges(self, run: _Run, unit: str) -> None:
-        if unit != "client":
-            return
+    def _charges(self, run: _Run) -> None:
         rounds = " ".join(run.events).split("round")[:-1]
-        right = all(
+        paired = all(
             set(zip(*[iter(round_events.split())] * 2, strict=False)) == {("charge", "release")}
             for round_events in rounds
         )
-        charged = run.events.count("charge") == run.grid.trainings
-        self._report.require(
-            right and charged,
-            "charges",
-            f"{run.grid.trainings} exchanges had the events {' '.join(run.events)}",
-            "Read replies through self.sums only: it charges the ledger before it releases noisy sums.",
-        )
+        problem = f"{run.grid.trainings} exchanges had the events {' '.join(run.events)}"
+        self._report.require(paired and run.events.count("charge") == run.grid.trainings, "charges", problem)
 
     def _replies(self, unit: str) -> None:
         if unit == "none":
             without = self.run(unit, malformed("silent"))
             for fault in MALFORMED:
-                with self._report.guarded("malformed", f"a reply with a wrong {fault}", "Drop it."):
-                    self._report.require(
-                        _same(self.run(unit, malformed(fault)), without),
-                        "malformed",
-                        f"a reply with a wrong {fault} changes the models",
-                        "Do not override the validation of replies; take releases from self.sums or self.updates.",
-                    )
-        try:
+                problem = f"a reply with a wrong {fault}"
+                with self._report.guarded("malformed", problem):
+                    same = _same(self.run(unit, malformed(fault)), without)
+                    self._report.require(same, "malformed", f"{problem} changes the models")
+        with (
+            self._report.guarded("silent", f"with privacy-unit {unit}, a run without replies"),
+            suppress(StrategyError),
+        ):
             run = self.run(unit, lambda client, content: None)
-        except StrategyError:
-            return  # a reason that the run reports
-        except Exception as error:
-            problem = f"with privacy-unit {unit}, without replies: {type(error).__name__}: {error}"
-            self._report.fail("silent", problem, "Expect releases of zero clients, or raise StrategyError.")
-            return
-        finite = all(np.isfinite(models).all() for models in run.models)
-        self._report.require(finite, "silent", "models are not finite without replies", "Do not divide by counts of 0.")
-
-    def _resume(self, unit: str, whole: _Run) -> None:
-        solution = (
-            "Keep what a round needs of earlier ones in self.state, as NumPy arrays, and nothing in other attributes."
-        )
-        with self._report.guarded("resume", f"with privacy-unit {unit}: a resumed run", solution):
-            first = self.run(unit, stop_after=1)
-            rest = self.run(unit, resume=first)
-            same = len(rest.models) + 1 == len(whole.models) and all(
-                np.array_equal(one, other) for one, other in zip(rest.models, whole.models[1:], strict=True)
-            )
-            self._report.require(same, "resume", f"with privacy-unit {unit}: a resumed run has other models", solution)
+            finite = all(np.isfinite(models).all() for models in run.models)
+            self._report.require(finite, "silent", "models are not finite without replies")
 
     def released_only(self) -> None:
         """Compare runs whose releases are equal, but whose client 0 behaves differently."""
@@ -323,25 +287,20 @@ class _Test:
             ]
             for run in runs
         ]
-        self._report.require(
-            seen[0] == seen[1] == seen[2] and _same(runs[0], runs[1]) and _same(runs[0], runs[2]),
-            "row-wise",
-            "the update of one client changes requests to others, or models, although the releases are equal",
-            "Compute from the values that self.sums releases only; or declare row_wise = False.",
-        )
+        same = seen[0] == seen[1] == seen[2] and _same(runs[0], runs[1]) and _same(runs[0], runs[2])
+        problem = "the update of one client changes requests to others, or models, although the releases are equal"
+        self._report.require(same, "row-wise", problem)
 
     def budget(self) -> None:
         """Run with a budget of two rounds."""
-        solution = "Let BudgetError pass: it ends the run with the latest models."
-        with self._report.guarded("budget", "a run whose budget is exhausted", solution):
-            one = self.plan("client", [])
-            ledger = one.ledger()
-            costs = [ledger.charge_round(number, one.event()).epsilon for number in (1, 2, 3)]
+        with self._report.guarded("budget", "a run whose budget is exhausted"):
+            plan = self.plan("client", [])
+            ledger = plan.ledger()
+            costs = [ledger.charge_round(number, plan.event()).epsilon for number in (1, 2, 3)]
             run = self.run("client", epsilon=(costs[1] + costs[2]) / 2, accountant="pld")
-            charged = run.events.count("charge")
-            right = run.strategy.stopped is not None and charged <= 2
-            problem = f"{charged} charges were made, two fit; stopped is {run.strategy.stopped!r}"
-            self._report.require(right, "budget", problem, solution)
+            charged, stopped = run.events.count("charge"), run.strategy.stopped
+            problem = f"{charged} charges were made, two fit; stopped is {stopped!r}"
+            self._report.require(stopped is not None and charged <= 2, "budget", problem)
 
 
 def _initial(strategy: ClusteredStrategy) -> tuple[Models, Layout]:
@@ -360,9 +319,7 @@ def _initial(strategy: ClusteredStrategy) -> tuple[Models, Layout]:
 
 
 def _same(one: _Run, other: _Run) -> bool:
-    return len(one.models) == len(other.models) and all(
-        np.array_equal(a, b) for a, b in zip(one.models, other.models, strict=True)
-    )
+    return len(one.models) == len(other.models) and all(map(np.array_equal, one.models, other.models))
 
 
 def _other(client: int, content: RecordDict) -> RecordDict | None:

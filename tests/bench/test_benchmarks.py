@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ TINY = {
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "growth.py": "--scale 0.001 --repeat 1",
     "masked_rounds.py": "--clients 10 20 --numbers 1000",
+    "noise_surface.py": "--sizes 32 6600 --out .",
     "one_shot.py": "speed",
     "ray_nodes.py": "--clients 6 --rounds 2 --model linear --repeat 1",
     "private_scores.py": "--seeds 1 --rounds 2 --clients 300 --part runs",
@@ -24,6 +26,7 @@ TINY = {
 }
 #: The files whose tests are below, or in another file.
 ELSEWHERE = {
+    "cfl_splits.py": "bench/test_benchmarks.py",
     "gpu_check.py": "bench/test_benchmarks.py",
     "load.py": "test_documented_commands.py",
     "page.py": "bench/test_results.py",
@@ -86,6 +89,40 @@ def test_every_benchmark_runs(tmp_path):
     for file, (output, error) in outcomes.items():
         assert output, f"{file}: no output; {error}"
         assert error == "", file
+
+
+@pytest.mark.slow
+def test_noise_over_batch_sizes_is_that_of_the_paper():
+    benchmark = runpy.run_path(str(BENCHMARKS / "noise_surface.py"))
+    document, (first, later, z) = benchmark["measure"]((32, 6600))
+    assert document["set"]["parameters"] == 11_181_642
+    assert z[:, 0] == pytest.approx([1.078, 1.309], rel=0.01)  # b = 32 everywhere, and full batches in round 1; RDP
+    # Equation (2): K N lr^2 p c^2 z^2 / b^3
+    assert 10 ** later[0, 0] == pytest.approx(6600 * 5e-4**2 * 11_181_642 * 9 * z[0, 0] ** 2 / 32**3)
+    assert 5e6 < 10 ** (first[0, 0] - first[1, 0]) < 7e6  # what a full batch is worth
+
+
+def test_splits_are_drawn_as_they_were(tmp_path):
+    benchmark = runpy.run_path(str(BENCHMARKS / "cfl_splits.py"))
+    folder = tmp_path / "runs" / "one"
+    (folder / "evidence").mkdir(parents=True)
+    (folder / "config.toml").write_text("[config]\nstrategy = 'cfl'\nseed = 4\nclients = 4\ngroups = '2'\n")
+    (folder / "result.json").write_text(json.dumps({"notes": {"tree": [{"ended": 2, "why": "split"}]}}))
+    clients = np.array([3, 0, 2, 1])  # similarity 0.1 i + 0.01 j of clients i > j; nothing between halves at the end
+    similarity = np.array([[0.1 * max(i, j) + 0.01 * min(i, j) for j in clients] for i in clients])
+    for number, matrix in ((2, similarity), (3, np.where(np.add.outer(clients, clients) % 2, np.nan, similarity))):
+        np.savez(folder / "evidence" / f"similarities-{number:04d}.npz", matrix=matrix, clients=clients)
+    run = benchmark["split_run"](tmp_path, 4)
+    cell = {"curve": [[1, 20.0, 1.0], [3, 60.0, 2.0]]}
+    left, right, *panels, _ = benchmark["draw"]({"title": "", "rows": [{"name": "CFL", "cells": [cell]}]}, run).axes
+    dashed = [line for axes in (left, right) for line in axes.lines if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in dashed] == [2, 2]
+    assert [axes.get_title("left") or axes.get_title() for axes in panels] == ["round 2", "round 3"]
+    groups = benchmark["assign_groups"](4, [1, 1])
+    order = np.argsort(groups, kind="stable")
+    i, j = max(order[:2]), min(order[:2])
+    assert panels[0].images[0].get_array()[0, 1] == pytest.approx(0.1 * i + 0.01 * j)
+    assert np.ma.getmaskarray(panels[1].images[0].get_array()).sum() == 16 - 4
 
 
 @pytest.mark.slow

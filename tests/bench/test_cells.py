@@ -10,10 +10,9 @@ import torch
 
 from coterie.bench import cells
 from coterie.bench.cells import Cell
-from coterie.logs import ignore_progress
 
 
-def draw(cell, folder, places, gathered):
+def draw(cell, folder, places):
     """Draw in each of two processes, instead of a run: neither returns before both have started."""
     (folder.parent / str(os.getpid())).touch()
     while len(list(folder.parent.iterdir())) < 2:
@@ -26,5 +25,5 @@ def test_processes_do_not_share_random_generators(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "_run_one", draw)
     (tmp_path / "runs").mkdir()
     both = [Cell("row", "column", seed, {}) for seed in range(2)]
-    one, other = [done.result["drawn"] for done in cells._run(both, tmp_path, {}, 2, ignore_progress)]
+    one, other = [done.result["drawn"] for done in cells._run(both, tmp_path, {}, 2)]
     assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]

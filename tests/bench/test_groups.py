@@ -1,4 +1,4 @@
-"""Tables of several scores: fairness against central models, first updates in a plane, noise over batch sizes."""
+"""Tables of several scores: fairness against central models, first updates in a plane."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from coterie.bench.cells import run_all
-from coterie.bench.outcome import document, markdown, write_csv
+from coterie.bench.outcome import document, markdown
 from coterie.bench.reference import compare
-from coterie.bench.surface import surface
 from coterie.bench.table import read_table
 from coterie.bench.table_figures import draw
 from coterie.server import RunConfig
@@ -78,7 +77,6 @@ def test_scores_share_their_runs(result):
     assert oracle["f_acc"]["values"] == [100 * each["f_acc"] for each in results]
     assert oracle["minority_accuracy"]["mean"] == pytest.approx(mean[0])  # the smaller group is the first
     assert "F_loss" in markdown(told)
-    write_csv(told, folder / "table.csv")
     assert draw(told, folder / "groups.png").stat().st_size > 10000
 
 
@@ -130,21 +128,3 @@ def test_first_updates_are_drawn_in_their_plane(tmp_path):
     assert sorted(set(cell["groups"])) == [0, 1]
     assert told["rows"][1]["cells"][1]["mean"] > 0  # MSS
     assert draw(told, tmp_path / "plane.png").stat().st_size > 5000
-
-
-def test_a_surface_of_noise_needs_no_run(tmp_path):
-    table = read_table("rc-figure3", quick=True)
-    table = replace(table, columns=table.columns[:2], rows=(table.rows[0], table.rows[-1]))
-    seen = []
-    told = surface(table, command="", seen=lambda said, left: seen.append(left))
-    assert seen == [3, 2, 1, 0]
-    assert told["set"]["parameters"] == 11_181_642  # as the paper's
-    first, later, z = (np.array(each["values"]) for each in told["surfaces"])
-    assert z[0, 0] == pytest.approx(1.078, rel=0.01)  # b = 32 everywhere, RDP
-    assert z[1, 0] == pytest.approx(1.309, rel=0.01)  # full batches in round 1
-    # Equation (2): K N lr^2 p c^2 z^2 / b^3
-    by_hand = 6600 * 5e-4**2 * 11_181_642 * 9 * z[0, 0] ** 2 / 32**3
-    assert 10 ** later[0, 0] == pytest.approx(by_hand)
-    assert 5e6 < 10 ** (first[0, 0] - first[1, 0]) < 7e6  # what a full batch is worth
-    assert draw(told, tmp_path / "surface.png").stat().st_size > 5000
-    write_csv(told, tmp_path / "table.csv")

@@ -2,13 +2,14 @@
 
 import io
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from kit.commands import assert_refused, document
 from rich.console import Console
 
+from coterie.bench.cells import Cell, Done
 from coterie.bench.table import table_names
-from coterie.cli.console import console_for
 
 TABLE = """
 title = "Two methods"
@@ -53,7 +54,7 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
     result = document(out)
     assert document((tmp_path / "kept" / "table.json").read_text()) == result
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
-        *("lock", "runs", "table.csv", "table.json", "table.md", "table.png", "table.tex")
+        *("lock", "runs", "table.json", "table.md", "table.png")
     }
     assert result["command"] == "coterie bench mine.toml"
     (ifca,), (fedper,) = (row["cells"] for row in result["rows"])
@@ -68,30 +69,13 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
     assert "kept/table.json" in out
 
 
-def test_reused_runs_do_not_count_for_the_remaining_time(monkeypatch, capsys):
-    module = import_module("coterie.bench.commands.bench")
-    now = 0.0
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
-    with module._progress(console_for(False), 6) as (seen, _):
-        seen("a", 5, True)
-        seen("b", 4, True)
-        now = 10.0
-        seen("c", 3)
-        now = 20.0
-        seen("d", 2)
-    lines = capsys.readouterr().out.replace("\u00a0", " ").splitlines()
-    assert [line.rpartition("  ")[2] for line in lines] == ["(reused)", "(reused)", "(30 s left)", "(20 s left)"]
-
-
-def test_a_bar_counts_reused_runs():
-    module = import_module("coterie.bench.commands.bench")
-    screen = io.StringIO()
-    with module._progress(Console(file=screen, force_terminal=True), 3) as (seen, report):
-        report("a starts")
-        seen("a", 2, True)
-        seen("b", 1)
-        seen("c", 0)
-    assert "3/3" in screen.getvalue()
+def test_a_bar_counts_runs():
+    module, screen = import_module("coterie.bench.commands.bench"), io.StringIO()
+    runs = [Done(Cell("a", "b", 0, {}), None, "no data", Path(), reused) for reused in (True, False)]
+    with module._progress(Console(file=screen, force_terminal=True), 2) as seen:
+        for left, run in zip((1, 0), runs, strict=True):
+            seen(run, left)
+    assert "2/2" in screen.getvalue()
 
 
 @pytest.mark.slow

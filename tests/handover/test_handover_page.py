@@ -1,34 +1,18 @@
 """The hand-over page in a browser: accessibility, console, network, width of a phone, paper, golden screenshots."""
 
 import re
-from pathlib import Path
 
-import axe_core_python
 import numpy as np
 import pytest
-from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
+from kit.browser import BROKEN_WORDS
 from PIL import Image
 from screenshots import HANDOVERS, TOLERANCE, VIEWS, difference, golden, make_handover, thumbnail
 
-from coterie.report.handover.pack import print_page
+pytestmark = pytest.mark.slow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"),
-]
-
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-VIOLATIONS = "axe.run(document).then(found => found.violations.map(each => [each.id, ...each.nodes.map(n => n.html)]))"
-OPEN_ALL = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 # What leaves the window.
 RIGHT = "each.getBoundingClientRect().right"
 OUTSIDE = f"[...document.querySelectorAll('main *')].filter(each => {RIGHT} > innerWidth + 0.5).length"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module", params=HANDOVERS)
@@ -45,17 +29,16 @@ def page(kind, tmp_path_factory):
 def test_axe_finds_nothing_and_the_page_is_silent(browser, page, view):
     width, dark, printed = view
     browser.open(page, width=width, dark=dark, printed=printed)
-    browser.evaluate(OPEN_ALL)
+    browser.unfold()
     assert browser.errors == []
     assert browser.requests == [page.as_uri()]
-    browser.evaluate(AXE + "; 0")
-    assert browser.evaluate(VIOLATIONS) == []
+    assert browser.violations() == []
 
 
 def test_no_word_is_broken_and_nothing_is_clipped_on_a_phone(browser, page):
     for width in (961, 768, 390):
         browser.open(page, width=width)
-        browser.evaluate(OPEN_ALL)
+        browser.unfold()
         assert (browser.evaluate(BROKEN_WORDS), browser.evaluate(OUTSIDE)) == ([], 0)
     browser.evaluate("document.querySelector('h1').textContent = 'a'.repeat(80); 0")
     assert browser.evaluate(BROKEN_WORDS) != []
@@ -72,9 +55,9 @@ def test_the_page_looks_as_before(browser, page, kind, view):
     assert difference(thumbnail(browser), expected) > TOLERANCE
 
 
-def test_the_printed_page_has_few_sheets_and_all_that_is_folded(browser, page, kind, tmp_path):
-    assert print_page(page, tmp_path / "page.pdf") == ""
-    printed = (tmp_path / "page.pdf").read_bytes()
+def test_the_printed_page_has_few_sheets_and_all_that_is_folded(browser, page, kind):
+    browser.open(page)
+    printed = browser.pdf()
     assert printed.startswith(b"%PDF-")
     assert 1 <= len(re.findall(rb"/Type /Page\b", printed)) <= (3 if kind == "handover" else 1)
     browser.open(page, width=794, printed=True)

@@ -116,6 +116,18 @@ class Browser:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
+    def unfold(self) -> None:
+        """Open everything that is folded."""
+        self.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+
+    def violations(self) -> list[list[str]]:
+        """Return what axe finds inaccessible: its rule, and the elements."""
+        import axe_core_python
+
+        self.evaluate((Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8") + "; 0")
+        elements = "found.violations.map(each => [each.id, ...each.nodes.map(n => n.html)])"
+        return list(self.evaluate(f"axe.run(document).then(found => {elements})"))
+
     def screenshot(self, path: Path | None = None, *, whole: bool = False) -> bytes:
         """Return a PNG of the window, or of the whole page, and write it to ``path``."""
         options: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}

@@ -2,23 +2,16 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import axe_core_python
 import numpy as np
 import pytest
-from kit.browser import BROKEN_WORDS, CHROMIUM, Browser
+from kit.browser import BROKEN_WORDS
+from kit.tables import for_rows
 from PIL import Image
 from screenshots import KINDS, TOLERANCE, WIDTHS, difference, golden, make_page, thumbnail
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"),
-]
+pytestmark = pytest.mark.slow
 
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-VIOLATIONS = "axe.run(document).then(found => found.violations.map(each => [each.id, ...each.nodes.map(n => n.html)]))"
-OPEN_ALL = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 # Elements that are wider than their place or leave the window; those inside a region that scrolls are reachable.
 CLIPPED = """[...document.querySelectorAll('main *')].filter(each => {
     if (each.closest('.scroll') && !each.matches('.scroll')) return false;
@@ -33,12 +26,6 @@ CLIPPED = """[...document.querySelectorAll('main *')].filter(each => {
 }).map(each => each.outerHTML.slice(0, 120))"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
     return request.param
@@ -49,15 +36,14 @@ def page(kind, tmp_path_factory):
     return make_page(kind, tmp_path_factory.mktemp(kind))
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@for_rows("dark", [False, True])
+@for_rows("width", WIDTHS)
 def test_axe_finds_nothing_and_the_page_is_silent(browser, page, width, dark):
     browser.open(page, width=width, dark=dark)
-    browser.evaluate(OPEN_ALL)
+    browser.unfold()
     assert browser.errors == []
-    assert [address for address in browser.requests if not address.startswith("data:image/png")] == [page.as_uri()]
-    browser.evaluate(AXE + "; 0")
-    assert browser.evaluate(VIOLATIONS) == []
+    assert browser.requests == [page.as_uri()]
+    assert browser.violations() == []
 
 
 def test_what_axe_the_console_and_the_network_would_tell(browser, tmp_path):
@@ -70,8 +56,7 @@ def test_what_axe_the_console_and_the_network_would_tell(browser, tmp_path):
     assert any("wrong" in error for error in browser.errors)
     assert any("missing" in error for error in browser.errors)
     assert "http://127.0.0.1:9/x.png" in browser.requests
-    browser.evaluate(AXE + "; 0")
-    assert {"color-contrast", "image-alt"} <= {each[0] for each in browser.evaluate(VIOLATIONS)}
+    assert {"color-contrast", "image-alt"} <= {each[0] for each in browser.violations()}
 
 
 def test_nothing_is_clipped_on_a_phone_and_a_tablet(browser, page):
@@ -97,20 +82,18 @@ AS_BEFORE = """{
 
 def test_settings_break_no_words_on_a_phone(browser, page):
     browser.open(page, width=390)
-    browser.evaluate(OPEN_ALL)
+    browser.unfold()
     browser.evaluate(LONG_SETTING)
     assert browser.evaluate(f"{BROKEN_WORDS}.filter(word => word.includes('convolutional'))") == []
     browser.evaluate(AS_BEFORE)
     assert browser.evaluate(f"{BROKEN_WORDS}.filter(word => word.includes('convolutional'))") != []
 
 
-def test_the_first_screen_has_the_answers(browser, page):
+def test_the_first_screen_has_the_answers(browser, page, kind):
     for width, height in ((1280, 720), (390, 844)):
         browser.open(page, width=width, height=height)
-        tiles = (
-            "[...document.querySelectorAll('.tiles.four')[0].children].map(each => each.getBoundingClientRect().bottom)"
-        )
-        assert max(browser.evaluate(tiles)) < height
+        answers = "'.stack tbody tr'" if kind == "compared" else "'.tiles.four'"
+        assert browser.evaluate(f"document.querySelector({answers}).getBoundingClientRect().bottom") < height
 
 
 def headings_from_the_bottom(pdf: bytes) -> list[float]:
@@ -135,27 +118,33 @@ def test_no_heading_is_alone_at_the_end_of_a_printed_page(browser, page):
     assert any(each < room for each in lowest())
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@for_rows("dark", [False, True])
+@for_rows("width", WIDTHS)
 def test_the_page_looks_as_before(browser, page, kind, width, dark):
     browser.open(page, width=width, dark=dark)
     expected = np.asarray(Image.open(golden(kind, width, dark)))
     assert difference(thumbnail(browser), expected) < TOLERANCE, "see tests/screenshots.py"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+CHANGES = {
+    "records": ["document.querySelector('.card').style.marginTop = '24px'"],
+    "private": [
         "document.querySelector('.panel svg').remove()",
         "document.querySelector('figure').style.marginTop = '24px'",
+        "document.querySelectorAll('svg path').forEach(each => { each.style.stroke = 'none' })",
+    ],
+    "": [
         "document.querySelectorAll('.tile')[3].remove()",
         "document.querySelectorAll('.tile')[1].style.transform = 'translateX(24px)'",
-        "document.querySelectorAll('svg path').forEach(each => { each.style.stroke = 'none' })",
         "document.documentElement.style.setProperty('--card', '#808080')",
     ],
-)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_change_would_be_seen(browser, page, kind, width, change):
-    browser.open(page, width=width)
-    browser.evaluate(f"{{ {change} }}")
-    assert difference(thumbnail(browser), np.asarray(Image.open(golden(kind, width, False)))) > TOLERANCE
+}
+CHANGES["compared"] = CHANGES["private"]
+
+
+@for_rows("width", WIDTHS)
+def test_a_change_would_be_seen(browser, page, kind, width):
+    for change in CHANGES[kind] + CHANGES[""]:
+        browser.open(page, width=width)
+        browser.evaluate(f"{{ {change} }}")
+        assert difference(thumbnail(browser), np.asarray(Image.open(golden(kind, width, False)))) > TOLERANCE

@@ -18,7 +18,7 @@ from coterie.datasets import Shard
 from coterie.datasets.federation import TestSet
 from coterie.privacy import NoPrivacy
 from coterie.report import formats
-from coterie.report.payoff import federation_pays
+from coterie.report.predictions import federation_pays
 from coterie.report.result_table import result_table
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig, RunFolder

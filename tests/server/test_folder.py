@@ -369,21 +369,6 @@ def test_evidence_is_compressed(folder, path):
     assert (path / "evidence" / "distances.npz").stat().st_size < 10_000
 
 
-def test_evidence_of_another_run_takes_the_place_of_one_s_own(tmp_path):
-    with (
-        closing(RunFolder.create(tmp_path / "one", RunConfig({}))) as one,
-        closing(RunFolder.create(tmp_path / "other", RunConfig({}))) as other,
-    ):
-        for name, value in (("points-0000", 1), ("points-0001", 2), ("traffic", 3), ("codes", 4)):
-            one.save_artifact(name, {"it": np.array(value)})
-        other.save_artifact("traffic", {"it": np.array(5)})
-        other.take_evidence(one.path, ("points-*", "traffic"))
-        kept = {name: other.load_artifact(name) for name in ("points-0000", "points-0001", "traffic", "codes")}
-        assert [own and int(own["it"]) for own in kept.values()] == [1, 2, 3, None]
-        other.save_artifact("traffic", {"it": np.array(6)})
-        assert one.load_artifact("traffic") == {"it": 3}
-
-
 def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):
     """The first line of its ledger keeps what lay outside the guarantee when it was written."""
     RunFolder.create(path, RunConfig(SETTINGS)).close()

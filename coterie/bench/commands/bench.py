@@ -11,28 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, print_json
 
 if TYPE_CHECKING:
     from coterie.bench.cells import Done
     from coterie.bench.table import Table
 
 
-class _Seen(Protocol):
-    """Called with the summary of a finished run, the number of remaining ones, and whether it had finished before."""
-
-    def __call__(self, summary: str, left: int, reused: bool = False) -> None: ...
-
-
 _INTERRUPTED = 130
-# Seconds between two progress lines when the output is not a terminal.
-_SILENCE = 60.0
 
 
 def bench(
@@ -86,27 +78,21 @@ def run_table(
         finished: called with all runs at the end.
     """
     from coterie.bench import cells, outcome
-    from coterie.bench.surface import surface
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
-    done: list[Done] = []
     try:
-        with _progress(console, cells.count(table)) as (seen, progress):
+        with _progress(console, cells.count(table)) as seen:
             folder.mkdir(parents=True, exist_ok=True)
-            if table.plot == "surfaces":
-                document = surface(table, command=command, seen=seen)
-            else:
-                done, tuned = cells.run_all(
-                    table,
-                    kept,
-                    places=places,
-                    jobs=jobs or (1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))),
-                    seen=lambda one, n: seen(_summary(one), n, one.reused),
-                    progress=progress,
-                )
-                document = outcome.document(table, done, tuned, command=command, device=_device(device))
+            done, tuned = cells.run_all(
+                table,
+                kept,
+                places=places,
+                jobs=jobs or (1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))),
+                seen=seen,
+            )
+            document = outcome.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
@@ -117,22 +103,24 @@ def run_table(
     if as_json:
         print_json(document)
     else:
-        _show(console, document, files)
-    if done and all(one.result is None for one in done):
+        view, notes = outcome.console_table(document)
+        console.print(view)
+        for note in notes:
+            console.print(note, markup=False, soft_wrap=True)
+        console.print(files, soft_wrap=True)
+    if all(one.result is None for one in done):
         raise typer.Exit(1)
 
 
 def _written(document: Any, folder: Path) -> str:
     """Write the results; return the names of the files."""
-    from coterie.bench.outcome import latex, markdown, write_csv
+    from coterie.bench.outcome import markdown
     from coterie.bench.table_figures import draw
 
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(markdown(document))
-    (folder / "table.tex").write_text(latex(document))
-    write_csv(document, folder / "table.csv")
     picture = draw(document, folder / "table.png")
-    return f"{folder}/table.json, .csv, .md, .tex   figure {picture}"
+    return f"{folder}/table.json, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
@@ -159,17 +147,6 @@ def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], col
     return shlex.join(["coterie", "bench", name, *options])
 
 
-def _show(console: Console, document: Any, files: str) -> None:
-    from coterie.bench.outcome import console_tables
-
-    views, notes = console_tables(document, console.width)
-    for view in views:
-        console.print(view)
-    for note in notes:
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(files, soft_wrap=True)
-
-
 def _device(name: str) -> str:
     import torch
 
@@ -179,38 +156,23 @@ def _device(name: str) -> str:
 
 
 @contextmanager
-def _progress(console: Console, total: int) -> Iterator[tuple[_Seen, Callable[[str], None]]]:
-    """Callbacks for finished runs and for progress reports: a progress bar on a terminal, lines elsewhere.
-
-    The remaining time follows from the runs that were not reused.
-    """
+def _progress(console: Console, total: int) -> Iterator[Callable[[Done, int], None]]:
+    """A callback for finished runs and the number of remaining ones: a progress bar on a terminal, lines elsewhere."""
     if not console.is_terminal:
-        from coterie.report.formats import duration
-
-        started, first = time.perf_counter(), 0
-
-        def plain(summary: str, left: int, reused: bool = False) -> None:
-            nonlocal started, first
-            if reused:
-                started, first = time.perf_counter(), total - left
-                wait = "  (reused)"
-            else:
-                rest = (time.perf_counter() - started) / (total - left - first) * left
-                wait = f"  ({duration(rest)} left)" if left else ""
-            console.print(f"{total - left:4d}/{total}  {summary}{wait}", markup=False, soft_wrap=True)
-
-        yield plain, plain_progress(console, _SILENCE)
+        yield lambda done, left: console.print(
+            f"{total - left:4d}/{total}  {_summary(done)}", markup=False, soft_wrap=True
+        )
         return
     last = TextColumn("{task.fields[last]}", markup=False)
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
 
-        def show(summary: str, left: int, reused: bool = False) -> None:
-            change = bar.reset if reused else bar.update  # reset also forgets the pace so far
-            change(task, completed=total - left, last=summary)
+        def show(done: Done, left: int) -> None:
+            change = bar.reset if done.reused else bar.update  # reset also forgets the pace so far
+            change(task, completed=total - left, last=_summary(done))
 
-        yield show, lambda report: bar.update(task, last=report)
+        yield show
 
 
 def _without_folder(folder: str, document: Any) -> Any:
@@ -219,7 +181,7 @@ def _without_folder(folder: str, document: Any) -> Any:
     return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 
 
-def _summary(done: Any) -> str:
+def _summary(done: Done) -> str:
     accuracy = (done.result or {}).get("accuracy")
     outcome = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.error or "no accuracy"
     return f"{done.cell.title}: {outcome}"

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    csv: Annotated[
-        str | None, typer.Option("--csv", metavar="FILE", help="CSV file of the comparison; -: standard output.")
-    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
@@ -31,8 +28,6 @@ def report(
     from coterie.report.result_table import result_table
     from coterie.report.runs import ReportError
 
-    if as_json and csv == "-":
-        raise ReportError("--json and --csv - both write to standard output; give --csv a file")
     loaded_runs, damaged = read_runs(runs)
     for run in list(loaded_runs):
         try:
@@ -46,9 +41,7 @@ def report(
         raise ReportError(damaged[0][1])
     page = write_report(loaded_runs, out, damaged)
     comparison = compare(loaded_runs, damaged)
-    if csv is not None:
-        _write_csv(comparison.csv(), csv)
-    console = console_for(as_json or csv == "-")
+    console = console_for(as_json)
     if as_json:
         print_json({**comparison.document(), "report": str(page)})
     elif len(runs) == 1:
@@ -61,13 +54,6 @@ def report(
     console.print(str(page), markup=False, soft_wrap=True)
     if damaged:
         raise typer.Exit(1)
-
-
-def _write_csv(text: str, target: str) -> None:
-    if target == "-":
-        print(text, end="")
-    else:
-        Path(target).write_text(text, encoding="utf-8")
 
 
 def _print_remarks(console: Console, comparison: Comparison, several: bool) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.fields.settings import flat
-from coterie.files import FileError, private_folder, read_bytes, read_object, write_atomic
+from coterie.files import private_folder, read_bytes, read_object, write_atomic
 from coterie.privacy import certificate
 from coterie.privacy.check import check, verified
 from coterie.privacy.manifest import CERTIFICATE, LEDGER, MANIFEST, SIGNATURE, manifest_of, manifest_problems
@@ -23,11 +19,10 @@ from coterie.results import read_config
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-PAGE, PRINT, VERIFIER, README = "handover.html", "handover.pdf", "verify.py", "README.txt"
+PAGE, VERIFIER, README = "handover.html", "verify.py", "README.txt"
 _PUBLIC = "operator.pub"
-_OURS = (PAGE, PRINT, VERIFIER, README, _PUBLIC, CERTIFICATE, LEDGER, MANIFEST, SIGNATURE)
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_SECONDS = 120
+# Packs of earlier versions have a PDF, which is replaced by nothing.
+_OURS = (PAGE, "handover.pdf", VERIFIER, README, _PUBLIC, CERTIFICATE, LEDGER, MANIFEST, SIGNATURE)
 
 
 class HandoverError(RuntimeError):
@@ -97,9 +92,7 @@ def write_pack(
             write_atomic(out / name, content)
     except OSError as error:
         raise HandoverError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from None
-    printed = print_page(out / PAGE, out / PRINT)
-    names = (*sorted(contents), *([] if printed else [PRINT]))
-    return Pack(out, tuple(sorted(names)), fingerprint, (*remarks, *([printed] if printed else [])))
+    return Pack(out, tuple(sorted(contents)), fingerprint, remarks)
 
 
 def _refuse_other_files(out: Path) -> None:
@@ -155,23 +148,3 @@ def _readme(is_signed: bool) -> bytes:
         f"Check it without us: pip install dp-accounting cryptography; python {VERIFIER} .{key} --without-models\n"
         "To check the models, too, copy the folder models of the run here, and leave --without-models out.\n"
     ).encode()
-
-
-def print_page(source: Path, target: Path) -> str:
-    """Print a page to a PDF by a browser of this machine; return why there is none, or an empty text."""
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if browser is None:
-        return f"no {PRINT}: no browser is here ({', '.join(_BROWSERS)}); print {PAGE} in yours"
-    root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        made = Path(profile) / PRINT
-        options = ["--headless", *root, "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
-        options += ["--disable-background-networking", "--no-pdf-header-footer", f"--print-to-pdf={made}"]
-        try:
-            subprocess.run(
-                [browser, *options, source.resolve().as_uri()], capture_output=True, timeout=_SECONDS, check=True
-            )
-            write_atomic(target, read_bytes(made))
-        except (OSError, subprocess.SubprocessError, FileError):
-            return f"no {PRINT}: {Path(browser).name} could not print {PAGE}; print it in your browser"
-    return ""
