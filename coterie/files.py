@@ -97,6 +97,11 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def write_json(path: Path, document: Mapping[str, Any], *, sync: bool = True) -> None:
+    """:func:`write_atomic` of a JSON document."""
+    write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), sync=sync)
+
+
 def write_new(path: Path, content: bytes, *, mode: int = PRIVATE, sync: bool = True) -> None:
     """Write a file that does not exist yet, with this mode, and sync its content to disk."""
     with open_private(path, "xb") as file:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from coterie.fields.json_record import Record, plain
-from coterie.files import FileError, read_bytes, read_object, read_text, write_atomic
+from coterie.files import FileError, read_bytes, read_object, read_text, write_json
 from coterie.tasks import Performance
 
 CONFIG, METRICS, DIAGNOSTICS = "config.toml", "metrics.jsonl", "diagnostics.jsonl"
@@ -349,8 +349,8 @@ class Outcome(Traffic):  # large: one field per value of a record
             OSError: a file cannot be written.
         """
         if self.diagnostics is not None:
-            _write_file(folder / LAST_DIAGNOSTICS, self.diagnostics.to_json())
-        _write_file(folder / RESULT, self.to_json())
+            write_json(folder / LAST_DIAGNOSTICS, self.diagnostics.to_json())
+        write_json(folder / RESULT, self.to_json())
 
     @property
     def document(self) -> dict[str, Any]:
@@ -411,7 +411,3 @@ def _read_file(record_type: type[R], path: Path) -> R | None:
         return record_type.from_json(read_object(path))
     except ValueError as error:
         raise FileError(f"{path} cannot be read: {error}") from None
-
-
-def _write_file(path: Path, document: Mapping[str, Any]) -> None:
-    write_atomic(path, (json.dumps(document, indent=2) + "\n").encode())

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.client.dpsgd import DPSGD
 from coterie.guard.terms import Declared, Terms
@@ -37,7 +38,7 @@ def beside(kind):
     yield from (high + 1, *([high] if kind.bounds.below else [])) if math.isfinite(high) else ()
 
 
-@pytest.mark.parametrize("made", MADE, ids=lambda made: type(made).__name__)
+@for_rows("made", MADE)
 def test_no_object_has_a_value_beyond_the_declared_limits(made):
     limits = made._limits()
     assert limits

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.supercore.logger import ConsoleHandler
 from kit.commands import document
+from kit.tables import for_rows
 
 from coterie import logs
 from coterie.deploy.commands.status import _progress
@@ -83,8 +84,8 @@ def test_a_log_file_stays_as_it_is(flower, monkeypatch, tmp_path, capsys):
     assert ((tmp_path / "log").read_text(), capsys.readouterr().err) == ("hello\n", "")
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize(
+@for_rows("as_json", [False, True])
+@for_rows(
     ("changes", "expected"),
     [
         ({}, {}),
@@ -98,7 +99,7 @@ def test_the_progress_of_a_round_is_read_back(as_json, changes, expected):
     assert found == {"round": 3, "rounds": 80, "epsilon": 1.23456, "accuracy": None, "dropped": None} | expected
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@for_rows("as_json", [False, True])
 def test_a_log_holds_much_else(as_json):
     rounds = [
         LINE | {"round": 1, "accuracy": 0.25, "replies": REPLIES},
@@ -133,8 +134,8 @@ FORGED = (
 )
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("text", FORGED)
+@for_rows("as_json", [False, True])
+@for_rows("text", FORGED)
 def test_a_client_cannot_forge_progress(text, as_json):
     honest = logged(run_log.progress_message(RoundRecord.of(LINE), 80), as_json=as_json)
     reason = logs.printable(f"the client failed: {text}")
@@ -143,7 +144,7 @@ def test_a_client_cannot_forge_progress(text, as_json):
     assert run_log.read_progress(f"{honest}\n{forged}") == run_log.read_progress(honest)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("text", "expected"),
     [
         ("plain text, ε = 1 ☃", "plain text, ε = 1 ☃"),
@@ -273,16 +274,11 @@ def said(tmp_path_factory):
     return {case: (folder / f"{number}.txt").read_text() for number, case in enumerate(cases)}
 
 
-def test_importing_opacus_does_not_repeat_each_line_of_a_run(said):
-    """Opacus configures the root logger when it is imported."""
-    assert said[None].count("once") == 1
-
-
-@pytest.mark.parametrize(("form", "configure"), LOGGED)
-def test_every_line_is_written_once(said, form, configure):
+def test_every_line_is_written_once(said):
     """Opacus and absl configure the root logger, to which Flower's logger passes its lines."""
-    text = said[form, configure]
-    assert (text.count("line of a run"), text.count("line of a library")) == (1, 1), text
+    assert said[None].count("once") == 1
+    for case in LOGGED:
+        assert [said[case].count(f"line of a {what}") for what in ("run", "library")] == [1, 1], (case, said[case])
 
 
 def test_a_root_logger_that_somebody_configured_stays(monkeypatch):

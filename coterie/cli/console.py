@@ -94,13 +94,8 @@ def answer(values: Mapping[str, Any], as_json: bool) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in values.items():
-        table.add_row(key, Text(_written(value)))
+        text = {True: "yes", False: "no", None: "–"}[value] if value is None or isinstance(value, bool) else str(value)
+        if isinstance(value, float):
+            text = "∞" if math.isinf(value) else f"{value:.6g}"
+        table.add_row(key, Text(text))
     console_for(False).print(table)
-
-
-def _written(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "yes", False: "no", None: "–"}[value]
-    if isinstance(value, float):
-        return "∞" if math.isinf(value) else f"{value:.6g}"
-    return str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 from coterie.cli.console import JsonFlag, console_for, group, print_json
 
 if TYPE_CHECKING:
-    from coterie.datasets import Finding, LeftOut, Table, TableSchema
+    from coterie.datasets import Finding, Table, TableSchema
     from coterie.datasets.schema import UnitColumn
 
 app = group("Check private records, and draft schemas of tables.")
@@ -76,7 +76,9 @@ def _check_by_shape(
 
 def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_json: bool) -> None:
     """Check a table, or the tables of a folder."""
-    from coterie.datasets import SchemaError, TableSchema
+    from coterie.datasets import LeftOut, SchemaError, TableSchema
+    from coterie.datasets.client_data import beside
+    from coterie.datasets.left_out import unequal_losses
     from coterie.datasets.tables import repeated_names, unscaled
 
     try:
@@ -86,21 +88,26 @@ def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_jso
             print(f"error: {schema}: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
     tables, unreadable = _read(file, loaded)
-    left_out = _left_out(file, tables)
+    reports = {path: _report(table, loaded) for path, table in tables.items()}
+    accounts = [LeftOut.of_table(table) for table in tables.values()]
+    left_out = sum(accounts, beside(file) if file.is_dir() and file not in tables else LeftOut())
+    kept = sum((Counter(each.get("classes", {})) for each in reports.values()), Counter[str]())
     warnings = loaded.warnings()
     warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
     warnings += filter(None, (repeated_names(path, loaded) for path in tables))
-    warnings += filter(None, [_unequal_losses(tables, loaded, left_out)])
+    warnings += filter(None, [unequal_losses(kept, left_out.classes)])
     excess = unreadable + [
         f"{path}: {text}" for path, table in tables.items() for text in _excess(path, table, loaded, allowed)
     ]
     if as_json:
-        reports = {str(path): _report(table, loaded) for path, table in tables.items()}
-        content = {"schema": loaded.fingerprint, "warnings": warnings, "errors": excess, "files": reports}
-        content |= {"left-out": left_out.to_json()}
-        print_json(content)
+        files = {str(path): each for path, each in reports.items()}
+        content = {"schema": loaded.fingerprint, "warnings": warnings, "errors": excess, "files": files}
+        print_json(content | {"left-out": left_out.to_json()})
     else:
-        _print_text(tables, loaded, left_out, warnings, excess)
+        lines = [line for path, table in tables.items() for line in _lines(path, table, reports[path], loaded)]
+        lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit != "record"]
+        lines += [f"warning: {warning}" for warning in warnings] + [f"error: {error}" for error in excess]
+        _print_lines([*lines, f"schema {loaded.fingerprint}; {_PRIVATE}"])
     if excess or any(table.errors for table in tables.values()) or not sum(len(table.y) for table in tables.values()):
         raise typer.Exit(1)
 
@@ -134,25 +141,6 @@ def _excess(path: Path, table: Table, schema: TableSchema, allowed: dict[str, fl
         for name, count in of_columns.items()
         if count > max(1, allowed[effect] * table.records) and name not in absent
     ]
-
-
-def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
-    """Return the account of all tables, and of what lies beside them."""
-    from coterie.datasets import LeftOut
-    from coterie.datasets.client_data import beside
-
-    accounts = [LeftOut.of_table(table) for table in tables.values()]
-    return sum(accounts, beside(path) if path.is_dir() and path not in tables else LeftOut())
-
-
-def _unequal_losses(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut) -> str:
-    """Return a warning if classes lose different shares of their records."""
-    from coterie.datasets.left_out import unequal_losses
-
-    kept: Counter[str] = Counter()
-    for table in tables.values():
-        kept.update(_report(table, schema).get("classes", {}))
-    return unequal_losses(kept, left_out.classes)
 
 
 @app.command()
@@ -203,28 +191,19 @@ def _print_lines(lines: Iterable[str]) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _print_text(
-    tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut, warnings: list[str], excess: list[str]
-) -> None:
-    """Print a report for people."""
-    lines = []
-    for path, table in tables.items():
-        report = _report(table, schema)
-        usable = f"{table.records:,} records, {len(table.y):,} of them usable"
-        lines.append(f"{path}: {usable}; {schema.num_features} features")
-        if counts := report[schema.task.counted]:
-            lines.append(f"  {schema.task.counted}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
-        missing = ", ".join(f"{name} {count:,}" for name, count in report["missing"].items())
-        lines.append(f"  missing: {missing or 'none'}")
-        if units := report.get("units"):
-            named = f"{units['number']:,} values of {units['column']!r}, {units['held-out']:,} of them held out"
-            unused = f"; a step uses no more than {units['most']} records of each" * (units["largest"] > units["most"])
-            lines.append(f"  units: {named}, with up to {units['largest']:,} records{unused}")
-        for finding in table.findings:
-            lines.append(f"  {'note' if finding.expected else 'error'}: {finding}")
-    lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit != "record"]
-    lines += [f"warning: {warning}" for warning in warnings] + [f"error: {error}" for error in excess]
-    _print_lines([*lines, f"schema {schema.fingerprint}; {_PRIVATE}"])
+def _lines(path: Path, table: Table, report: dict[str, Any], schema: TableSchema) -> Iterator[str]:
+    """Yield the report on a table for people."""
+    yield f"{path}: {table.records:,} records, {len(table.y):,} of them usable; {schema.num_features} features"
+    if counts := report[schema.task.counted]:
+        yield f"  {schema.task.counted}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items())
+    missing = ", ".join(f"{name} {count:,}" for name, count in report["missing"].items())
+    yield f"  missing: {missing or 'none'}"
+    if units := report.get("units"):
+        named = f"{units['number']:,} values of {units['column']!r}, {units['held-out']:,} of them held out"
+        unused = f"; a step uses no more than {units['most']} records of each" * (units["largest"] > units["most"])
+        yield f"  units: {named}, with up to {units['largest']:,} records{unused}"
+    for finding in table.findings:
+        yield f"  {'note' if finding.expected else 'error'}: {finding}"
 
 
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:

@@ -82,8 +82,15 @@ def evaluate(
             }
         )
         return
-    names = _class_names(models, positive)
-    print(_headline(records, chosen, metrics, models, positive))
+    one, names = models.positive(positive), list(models.class_names)
+    about = f"{len(records.x)} records of {records.where}, model of cluster {chosen}"
+    if one is not None:
+        about += f", positive class {names[one]}"
+        others = [name for name in names if name != names[one]]
+        names = [others[0] if len(others) == 1 else "others", names[one]]
+    if beats_constant(metrics) is False:
+        print("The model is not better than the best constant prediction.")
+    print(about)
     print_table(console, ["metric", "value", "95 % interval", "constant"], _rows(metrics, limits), right=3)
     _print_parts(console, metrics, names)
 
@@ -108,27 +115,6 @@ def _read(models: TrainedModels, file: Path, schema: Path | None, patient: str |
         with suppress(DataError):
             return models.read(file, schema, ids=models.schema.unit.name, held_out=held_out)
     return models.read(file, schema, ids=patient, held_out=held_out)
-
-
-def _class_names(models: TrainedModels, positive: str | None) -> list[str]:
-    one = models.positive(positive)
-    if one is None:
-        return list(models.class_names)
-    others = [name for name in models.class_names if name != models.class_names[one]]
-    return [others[0] if len(others) == 1 else "others", models.class_names[one]]
-
-
-def _headline(
-    records: LocalRecords, cluster: int, metrics: Performance, models: TrainedModels, positive: str | None
-) -> str:
-    from coterie.tasks import beats_constant
-
-    one = models.positive(positive)
-    about = f"{len(records.x)} records of {records.where}, model of cluster {cluster}"
-    about += "" if one is None else f", positive class {models.class_names[one]}"
-    if beats_constant(metrics) is False:
-        return f"The model is not better than the best constant prediction.\n{about}"
-    return about
 
 
 def _rows(metrics: Performance, limits: Intervals) -> list[list[str]]:

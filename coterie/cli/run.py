@@ -193,7 +193,7 @@ def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, consol
     from coterie.logs import collapsed_warnings
     from coterie.server.simulate import simulate
 
-    folder.started(began)
+    folder.began = began
     try:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)

@@ -38,13 +38,14 @@ def compared_alone(config: RunConfig, scores: Diagnostics) -> Diagnostics:
     share = 1.0 if config.privacy.privacy_unit == "record" else 0.1  # DP-SGD takes several times as long
     most = max(_LEAST, int(share * config.trainings * config.training.local_epochs / EPOCHS_ALONE))
     some = SomeClients.drawn(config, min(config.trains_alone, most))
-    network, layout, shards, training = some.network, some.layout, some.shards, some.training
-    if not shards:
+    network, layout, training = some.network, some.layout, some.training
+    if not some.shards:
         return scores
-    trained = trained_alone(network, layout, some.initial, shards, some.rngs, training)
+    trained = trained_alone(network, layout, some.initial, some.shards, some.rngs, training)
+    tests = [(shard.test.x[:_MAX_TESTS], shard.test.y[:_MAX_TESTS]) for shard in some.shards]
     found = [
-        accuracies(network, layout, one[None], x[:_MAX_TESTS], y[:_MAX_TESTS], training.device, training.task)[0]
-        for one, x, y in ((one, shard.test.x, shard.test.y) for one, shard in zip(trained, shards, strict=True))
+        accuracies(network, layout, model[None], x, y, training.device, training.task)[0]
+        for model, (x, y) in zip(trained, tests, strict=True)
     ]
     return replace(
         scores,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from coterie.privacy import Event, Ledger, Plan, RecordLevel
+from coterie.privacy import Ledger, Plan, RecordLevel
 from coterie.privacy.ledger import count_events
 from coterie.server.config import RunConfig
 from coterie.server.planning import sizes_until
@@ -83,7 +83,8 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
     private = config.evaluation.evaluate == "private"
     if private and done < plan.rounds:
         raise ContinuationError(f"has {plan.rounds - done} planned rounds left: finish them with stop-after = 0 first")
-    due = _evaluations(done, rounds, config.evaluation.evaluate_every) if private else 0
+    every = config.evaluation.evaluate_every  # and after the last round
+    due = sum(number % every == 0 or number == rounds for number in range(done + 1, rounds + 1)) if private else 0
     evaluated = count_events(ledger.charges)[evaluation] if private else 0
     terms = {"rounds": rounds, "evaluations": due + evaluated, "sizes_until": sizes_until(config)}
     besides = ledger.events + Counter({evaluation: due})
@@ -92,28 +93,19 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
         besides += Counter({histogram: 1})
     extended = plan.extended(terms)
     if extended.private and (most := extended.affordable_rounds(+besides, rounds - done)) < rounds - done:
-        raise ContinuationError(_beyond_budget(extended, +besides, done, most))
+        possible = f"at most {done + most} rounds fit" if most else "no further round fits"
+        raise ContinuationError(
+            f"has a budget of epsilon {extended.epsilon:g}, in which {possible} at noise multiplier "
+            f"{extended.noise_multiplier:.4g}, not {rounds}; a budget never grows. For a new budget, {_FROM}"
+        )
     return extended
-
-
-def extension(plan: Plan) -> dict[str, int]:
-    """Return the terms of an extended plan that its charges state."""
-    terms = plan.terms()
-    return {name: terms[name] for name in ("rounds", "evaluations", "sizes_until", "histograms") if name in terms}
 
 
 def _fixed(rounds: int, reason: str) -> ContinuationError:
     return ContinuationError(f"cannot have more than {rounds} rounds: {reason}; {_FROM}")
 
 
-def _evaluations(done: int, rounds: int, every: int) -> int:
-    """Return the number of evaluations after round ``done``: one every ``every`` rounds, and one after the last."""
-    return sum(number % every == 0 or number == rounds for number in range(done + 1, rounds + 1))
-
-
-def _beyond_budget(plan: Plan, spent: Counter[Event], done: int, most: int) -> str:
-    possible = f"at most {done + most} rounds fit" if most else "no further round fits"
-    return (
-        f"has a budget of epsilon {plan.epsilon:g}, in which {possible} at noise multiplier "
-        f"{plan.noise_multiplier:.4g}, not {plan.rounds}; a budget never grows. For a new budget, {_FROM}"
-    )
+def extension(plan: Plan) -> dict[str, int]:
+    """Return the terms of an extended plan that its charges state."""
+    terms = plan.terms()
+    return {name: terms[name] for name in ("rounds", "evaluations", "sizes_until", "histograms") if name in terms}

@@ -58,6 +58,7 @@ from coterie.files import (
     read_object,
     read_text,
     write_atomic,
+    write_json,
 )
 from coterie.logs import ProgressCallback, ignore_progress
 from coterie.models import fingerprint
@@ -112,18 +113,15 @@ class RunFolder(Recorder):
         self.on_progress: ProgressCallback = ignore_progress
         self.on_audit: Callable[..., None] = record_nothing
         self.seen_rosters: Path | None = None
-        self._opened, self._earlier = time.monotonic(), 0.0
+        #: When this session began, by :func:`time.monotonic`.
+        self.began, self._earlier = time.monotonic(), 0.0
         if resumed is not None and (records := self.rounds()):
             self._earlier = records[-1].seconds_total or 0.0
 
     @property
     def seconds_total(self) -> float:
         """Seconds of this session and of the earlier ones of a resumed run, up to their last rounds."""
-        return self._earlier + time.monotonic() - self._opened
-
-    def started(self, moment: float) -> None:
-        """Set when this session began, by :func:`time.monotonic`; by default, when the folder was opened."""
-        self._opened = moment
+        return self._earlier + time.monotonic() - self.began
 
     @classmethod
     def create(
@@ -161,11 +159,13 @@ class RunFolder(Recorder):
         for part in filter(_is_unfinished, [*path.iterdir()]):
             part.unlink()
         if origin is not None:
-            _write_json(path / LOCAL, origin.to_json())
             config = config.with_data_dir(origin.folder)
+        folder = cls(path, config.with_plan(plan), plan, ledger, None)
+        if origin is not None:
+            folder.write_json(LOCAL, origin.to_json())
         _replace(path / CONFIG, tomli_w.dumps(document).encode())
         _keep_constants(path, config)
-        return cls(path, config.with_plan(plan), plan, ledger, None)
+        return folder
 
     @classmethod
     def resume(
@@ -214,9 +214,11 @@ class RunFolder(Recorder):
                 ledger.extend(**extension(extended))
             folder = cls(path, config.with_plan(extended), extended, ledger, checkpoint)
             if origin is not None:
-                _write_json(path / LOCAL, origin.to_json())
+                folder.write_json(LOCAL, origin.to_json())
             if changes:
-                _change_settings(path / CONFIG, changes)
+                document = tomllib.loads(read_text(path / CONFIG))
+                document["config"] |= nested(changes)
+                _replace(path / CONFIG, tomli_w.dumps(document).encode())
             last = checkpoint.round if checkpoint else 0
             folder._forget_after(last, line)
             forget_states_after(path / "clients", last)
@@ -291,15 +293,18 @@ class RunFolder(Recorder):
 
     def rounds(self) -> list[RoundRecord]:
         """The finished rounds so far, with their exact scores."""
-        released, exact = (_read_lines(self.path / name) for name in (METRICS, DIAGNOSTICS))
+        paths = (self.path / METRICS, self.path / DIAGNOSTICS)
         try:
-            return RoundRecord.joined(released, exact)
+            return RoundRecord.joined(*(read_lines(path) if path.exists() else [] for path in paths))
+        except FileError as error:
+            raise FolderError(f"{error}{WAY_OUT}") from None
         except ValueError as error:
             raise FolderError(f"{self.path / METRICS} or {DIAGNOSTICS} is damaged ({error}){WAY_OUT}") from None
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
-        _write_json(self.path / name, document)
+        with _writing(self.path / name):
+            write_json(self.path / name, document)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write result.json and diagnostics.json."""
@@ -400,13 +405,6 @@ def _keep_constants(path: Path, config: RunConfig) -> None:
         _replace(path / CONSTANTS, constants_content(config.constants))
 
 
-def _change_settings(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write accepted changes into config.toml."""
-    document = tomllib.loads(read_text(path))
-    document["config"] |= nested(changes)
-    _replace(path, tomli_w.dumps(document).encode())
-
-
 def _with_data(
     path: Path, config: RunConfig, settings: Mapping[str, Any], check: Callable[[RunConfig], DataOrigin | None]
 ) -> tuple[RunConfig, DataOrigin | None]:
@@ -482,21 +480,9 @@ def _opened(plan: Plan, path: Path, config: RunConfig, ledger_fields: Mapping[st
     return ledger
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every complete line; empty without a file."""
-    try:
-        return read_lines(path) if path.exists() else []
-    except FileError as error:
-        raise FolderError(f"{error}{WAY_OUT}") from None
-
-
 def _append(path: Path, line: Mapping[str, Any]) -> None:
     with _writing(path), open_private(path, "a") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    _replace(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -542,18 +528,7 @@ def versions() -> dict[str, str]:
 
 def machine(device: str) -> dict[str, Any]:
     """Device and git commit of a result."""
-    return {"device": device, "cores": len(os.sched_getaffinity(0)), "git-commit": _git_commit()}
-
-
-def _git_commit() -> str:
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+    command, commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"], ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    return {"device": device, "cores": len(os.sched_getaffinity(0)), "git-commit": commit or "unknown"}

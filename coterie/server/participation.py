@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -123,6 +122,8 @@ def participations(config: RunConfig, seconds: float | None = None) -> list[Part
 
 
 def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
+    options = {"privacy." + option.replace("_", "-") for plan in PLANS.values() for option in plan.options}
+    common = {name: value for name, value in config.values.items() if name not in options}  # of all mechanisms
     for mechanism in _MECHANISMS:
         for rate in sorted({*_RATES, config.sampling_rate}):
             in_turn = abs(1 / rate - round(1 / rate)) < 1e-9
@@ -130,7 +131,7 @@ def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
                 continue
             changes = {"privacy.mechanism": mechanism, "aggregation.sampling-rate": rate}
             try:
-                plan = RunConfig({**_kept(config), **changes}).plan
+                plan = RunConfig({**common, **changes}).plan
             except (ConfigError, PrivacyError):  # not possible for this run, such as too few clients at this rate
                 continue
             if mechanism != "joint" or rate == 1:
@@ -143,12 +144,5 @@ def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
 
 def against_observers(plan: Plan) -> Plan | None:
     """Return the plan with the least noise whose budget holds against observers; None: no noise suffices."""
-
     noise = min_noise(lambda noise: visible_epsilon(plan.recalibrated(noise).planned(), plan.delta), plan.epsilon)
     return None if noise is None else plan.recalibrated(noise)
-
-
-def _kept(config: RunConfig) -> dict[str, Any]:
-    """The settings of the run without those of a mechanism alone."""
-    options = {"privacy." + option.replace("_", "-") for plan in PLANS.values() for option in plan.options}
-    return {name: value for name, value in config.values.items() if name not in options}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import WARNING
@@ -332,14 +332,6 @@ def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") 
     return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}{begin}"
 
 
-def _skipped_rounds(folder: RunFolder, records: Sequence[RoundRecord]) -> list[int]:
-    """The rounds that were charged and released nothing, if they are never repeated, as after a crash."""
-    if folder.plan.repeats_rounds:
-        return []
-    released = {record.round for record in records if "skipped" not in record.notes}
-    return sorted(folder.ledger.training_rounds - released)
-
-
 def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> RoundRecord:
     """The last evaluation, of round 0 without one; it is added to its round if a crash prevented that."""
     evaluations = result.evaluate_metrics_clientapp
@@ -380,6 +372,7 @@ def _outcome(
     scores: Diagnostics | None,
 ) -> Outcome:
     records = folder.rounds()
+    released = {record.round for record in records if "skipped" not in record.notes}
     training = sum(record.seconds or 0.0 for record in records)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Outcome(
@@ -396,7 +389,8 @@ def _outcome(
         delta=guarantee["delta"],
         certified=guarantee["certified"],
         rounds=len(records),
-        skipped_rounds=tuple(_skipped_rounds(folder, records)),
+        # Those that were charged and released nothing, if they are never repeated, as after a crash.
+        skipped_rounds=() if folder.plan.repeats_rounds else tuple(sorted(folder.ledger.training_rounds - released)),
         **Traffic.total(records),
         charges=len(folder.ledger.charges),
         seconds_total=folder.seconds_total,

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from kit.servers import until
+from kit.tables import for_rows
 
 from coterie.deploy.trial import processes_of
 from coterie.privacy import read_ledger
@@ -263,7 +264,7 @@ def hashes(words):
     return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
 
 
-@pytest.mark.parametrize("begin", range(20))
+@for_rows("begin", range(20))
 def test_what_is_seen(begin):
     vector = np.random.default_rng(1).integers(0, 256, 400, np.uint8).tobytes()
     content = bytes(begin) + vector[96:128] + bytes(50)

@@ -2,13 +2,13 @@
 
 import json
 
-import pytest
+from kit.tables import for_rows
 
 from coterie import logs
 from coterie.cli import console
 
 
-@pytest.mark.parametrize(("waited", "heard"), [(59.0, ["first"]), (61.0, ["first", "second"])])
+@for_rows(("waited", "heard"), [(59.0, ["first"]), (61.0, ["first", "second"])])
 def test_where_there_is_no_terminal_reports_are_throttled(monkeypatch, capsys, waited, heard):
     now = 0.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now)
@@ -21,7 +21,7 @@ def test_where_there_is_no_terminal_reports_are_throttled(monkeypatch, capsys, w
     assert capsys.readouterr().out.split() == heard
 
 
-@pytest.mark.parametrize("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys")])
+@for_rows("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys")])
 def test_piped_output_is_not_cut(coterie, monkeypatch, words):
     monkeypatch.delenv("COLUMNS", raising=False)
     status, out, err = coterie(*words)
@@ -39,8 +39,8 @@ def test_a_download_command_can_be_copied(coterie, monkeypatch):
     assert any("coterie datasets --download mnist --data-dir DIR" in line for line in lines)
 
 
-@pytest.mark.parametrize("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys"), ("bench",)])
-@pytest.mark.parametrize("columns", [80, 40])
+@for_rows("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys"), ("bench",)])
+@for_rows("columns", [80, 40])
 def test_nothing_is_cut_or_broken_on_a_narrow_terminal(coterie, monkeypatch, words, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     status, out, err = coterie(*words)
@@ -53,7 +53,7 @@ def test_nothing_is_cut_or_broken_on_a_narrow_terminal(coterie, monkeypatch, wor
             assert f"{head} {text}".strip() in lines
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(40, ["name  value", "a     1", "[b]   x y"]), (9, None)])
+@for_rows(("columns", "expected"), [(40, ["name  value", "a     1", "[b]   x y"]), (9, None)])
 def test_a_table_or_one_block_per_row(monkeypatch, capsys, columns, expected):
     monkeypatch.setenv("COLUMNS", str(columns))
     rows = [["a", "1"], ["[b]", "x y"]]

@@ -5,8 +5,8 @@ import re
 from itertools import pairwise
 
 import generated
-import pytest
 import typer
+from kit.tables import for_rows
 from typer.testing import CliRunner
 
 from coterie.cli.program import cli
@@ -32,17 +32,13 @@ def plain(text):
     return " ".join(re.sub("[│─╭╮╰╯*`]", " ", text).split())
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_parameter_has_a_help(words):
-    assert [parameter.name for parameter in COMMANDS[words].params if not parameter.help] == []
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@for_rows("words", COMMANDS)
 def test_nothing_is_missing_and_no_line_ends_early(words, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     shown = CliRunner().invoke(cli, [*words, "--help"]).output
     command = COMMANDS[words]
+    assert [parameter.name for parameter in command.params if not parameter.help] == []
     for paragraph in inspect.cleandoc(command.help).split("\n\n"):
         assert plain(paragraph) in plain(shown)
     unbroken = plain(shown).replace(" ", "")

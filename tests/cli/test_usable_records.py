@@ -221,39 +221,38 @@ def site(request, tmp_path):
     )
 
 
-def test_reports_agree(coterie, site):
+def test_reports_checks_runs_and_predictions_agree(coterie, site):
+    stated = reports_agree(coterie, site)
+    client_starts_where_data_check_passes(site)
+    runs_use_what_the_reports_count(site)
+    predictions_use_what_the_reports_count(site, stated)
+
+
+def reports_agree(coterie, site):
     status, out, err = coterie("data", "check", site.path, *site.options, "--json")
-    content = document(out)
+    content, found = document(out), report(site.path, site.declared)
     checked = sum(each["usable"] for each in content["files"].values()) if "files" in content else content["usable"]
-    found = report(site.path, site.declared)
-    assert (status, err, checked, found.usable, found.passes) == (
-        0 if site.passes else 1,
-        "",
-        site.usable,
-        site.usable,
-        site.passes,
-    )
-    account = content["left-out"]
-    assert account["files"] == found.left_out.files
-    assert account["records"] == found.left_out.records
+    assert (status, err) == (0 if site.passes else 1, "")
+    assert (checked, found.usable, found.passes) == (site.usable, site.usable, site.passes)
+    assert content["left-out"]["files"] == found.left_out.files
+    assert content["left-out"]["records"] == found.left_out.records
     parts = describe(site.path, site.declared).split(", ")
     assert int(parts[0].split()[0]) + (int(parts[2].split()[0]) if "more for testing" in parts[2] else 0) == site.usable
+    return found
 
 
-def test_the_client_starts_where_data_check_passes(site):
-    if site.passes:
-        assert _report(site.path, site.node, False).usable == site.usable
-        return
-    with pytest.raises(DataError, match="--skip-invalid" if site.usable else "no usable records"):
-        _report(site.path, site.node, False)
+def client_starts_where_data_check_passes(site):
+    if not site.passes:
+        with pytest.raises(DataError, match="--skip-invalid" if site.usable else "no usable records"):
+            _report(site.path, site.node, False)
     if site.usable:
-        assert _report(site.path, site.node, True).usable == site.usable
+        assert _report(site.path, site.node, not site.passes).usable == site.usable
     else:
         with pytest.raises(DataError, match="no usable records"):
             _report(site.path, site.node, True)
 
 
-def test_runs_use_what_the_reports_count(site):
+def runs_use_what_the_reports_count(site):
     known = site.facts
     args = (0, known.shape, known.task.num_outputs, None)
     assert number(own_shard(str(site.path), *args, schema=known.schema, strict=False)) == site.usable
@@ -265,7 +264,7 @@ def test_runs_use_what_the_reports_count(site):
             simulation.shard(0)
 
 
-def test_predictions_use_what_the_reports_count(site):
+def predictions_use_what_the_reports_count(site, stated):
     """Of a folder with test data, the training data are predicted; labels are not needed."""
     if site.path.is_dir() and (site.path / "train.csv").exists():
         total = sum(len(local_records(site.path / name, site.facts, None).x) for name in ("train.csv", "test.csv"))
@@ -273,7 +272,7 @@ def test_predictions_use_what_the_reports_count(site):
     elif site.passes:
         records = local_records(site.path, site.facts, None)
         assert len(records.x) + records.unused == site.usable
-        assert records.left_out.files == report(site.path, site.declared).left_out.files
+        assert records.left_out.files == stated.left_out.files
     elif site.usable:
         with pytest.raises(DataError):
             local_records(site.path, site.facts, None)

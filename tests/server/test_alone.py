@@ -133,7 +133,7 @@ def test_the_answer(scores, pays, text):
     assert "mean of 20 clients" in answer[1]
 
 
-@pytest.mark.parametrize("scores", [{}, {"accuracy": 0.5}, {"alone_accuracy": 0.5}])
+@for_rows("scores", [{}, {"accuracy": 0.5}, {"alone_accuracy": 0.5}])
 def test_without_a_comparison_there_is_no_answer(scores):
     assert federation_pays(Diagnostics(**scores)) is None
     assert "Federation" not in str(result_table(Outcome(diagnostics=Diagnostics(**scores)), {}).columns[0]._cells)

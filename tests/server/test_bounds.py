@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from kit.tables import for_rows
 
 from coterie.fields import MAX_PLANS, MAX_REDRAWN
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
@@ -101,7 +102,7 @@ def check_accepted(config):
         assert read_request(request.message_type, content)[0] == request
 
 
-@pytest.mark.parametrize("key", SENT)
+@for_rows("key", SENT)
 def test_a_client_accepts_every_value_that_a_setting_may_have(key):
     declared, rng = SENT[key], np.random.default_rng(0)
     if declared.kind is str:
@@ -117,7 +118,7 @@ def test_a_client_accepts_every_value_that_a_setting_may_have(key):
         ClientConfig.from_record({**config, **({} if parsed is None else {key: parsed})})
 
 
-@pytest.mark.parametrize("declared", NUMBERS, ids=lambda each: each.name)
+@for_rows("declared", NUMBERS)
 def test_a_client_accepts_the_requests_of_every_configuration(declared):
     rng, accepted = np.random.default_rng(1), 0
     base = {"strategy": method_of(declared.name), "evaluate": "off", **NEEDED.get(declared.name, {})}
@@ -133,7 +134,7 @@ def test_a_client_accepts_the_requests_of_every_configuration(declared):
     assert accepted
 
 
-@pytest.mark.parametrize("declared", NUMBERS, ids=lambda each: each.name)
+@for_rows("declared", NUMBERS)
 def test_a_value_beyond_a_bound_is_refused_with_the_setting_and_the_bound(declared):
     for value in beyond(declared.bounds, declared.kind):
         with pytest.raises(ConfigError) as caught:
@@ -148,7 +149,7 @@ def test_every_number_with_a_fraction_has_a_largest_value():
     assert [each.name for each in NUMBERS if not math.isfinite(each.bounds.low)] == []
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "value",
     [
         {"local-epochs": 20_000},
@@ -165,7 +166,6 @@ def test_every_number_with_a_fraction_has_a_largest_value():
         {"epsilon": 1e13},
         {"batch-size": 10**400},
     ],
-    ids=str,
 )
 def test_what_clients_reject_is_refused_before_the_run(value):
     with pytest.raises(ConfigError, match=f"{list(value)[-1] if 'clusters' not in value else 'clusters'} = "):

@@ -6,6 +6,7 @@ import tomllib
 import generated as pages
 import pytest
 import tomli_w
+from kit.tables import for_rows
 
 from coterie.cli.run import settings_of
 from coterie.fields.removed import REMOVED
@@ -120,7 +121,7 @@ def test_values_are_coerced_from_strings():
     assert all(type(config[name]) is type(value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("values", "parts"),
     [
         ({"epsilonn": 1}, ["unknown setting 'epsilonn'", "did you mean 'epsilon'"]),
@@ -173,7 +174,6 @@ def test_values_are_coerced_from_strings():
         ({"groups": "9", "clients": 8}, ["8 clients", "groups"]),
         ({"groups": "1000:1", "clients": 8}, ["without a client"]),
     ],
-    ids=lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
 def test_refused_with_the_key_the_value_and_what_is_allowed(values, parts):
     text = message(values)
@@ -187,13 +187,13 @@ def test_bounds_that_are_allowed():
     assert config.seed == 0  # a seed, although it is false
 
 
-@pytest.mark.parametrize("values", [{}, {"clusters": 1}, {"clusters": "auto", "reseed-every": "auto"}])
+@for_rows("values", [{}, {"clusters": 1}, {"clusters": "auto", "reseed-every": "auto"}])
 def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
     config = RunConfig({"strategy": "fedavg", **values})
     assert (config["clusters"], config.reseeding, config.plan.identifier_share) == (1, None, 0.0)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("values", "complaint"),
     [
         ({"strategy": "fedavg", "clusters": 4}, "clusters = 4: fedavg trains one model; set it to 1"),
@@ -271,7 +271,7 @@ def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_pat
     assert RunConfig(config.values) == config  # as stored
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("values", "name", "value"),
     [
         ({}, "clusters", 4),
@@ -316,7 +316,7 @@ MANY = {"clients": 2000, "rounds": 10}
 ALONE = {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 100, "rounds": 2}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("values", "deployed", "evaluate"),
     [
         (MANY, False, "diagnostic"),
@@ -403,10 +403,8 @@ def test_private_evaluation_needs_test_data_of_the_clients_themselves():
         RunConfig({"validation-clients": 4, "evaluate": evaluate})
 
 
-@pytest.mark.parametrize(
-    ("settings", "when"), [({}, "round 1"), ({"strategy": "fedavg", "privacy-unit": "record"}, "each round")]
-)
-@pytest.mark.parametrize("least", [0, 2])
+@for_rows(("settings", "when"), [({}, "round 1"), ({"strategy": "fedavg", "privacy-unit": "record"}, "each round")])
+@for_rows("least", [0, 2])
 def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, least):
     settings = {**settings, "samples-per-client": 100} if settings else settings
     outside = planning.about(RunConfig({**settings, "min-clients": least, "evaluate": "off"}))["diagnostics"]
@@ -420,7 +418,7 @@ def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, leas
 FAILS = "a run without them fails"
 
 
-@pytest.mark.parametrize("wrong", [{"privacy-unit": "none"}, {"seed": 0}], ids=str)
+@for_rows("wrong", [{"privacy-unit": "none"}, {"seed": 0}])
 def test_a_shared_budget_is_for_runs_that_are_certified_at_client_level(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"budget-file with {name} = .*change {name}"):
@@ -492,7 +490,7 @@ def test_clients_may_have_terms_of_their_own():
     assert level.noise_multiplier == second.noise_multiplier
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("wrong", "complaint"),
     [
         ({"samples-per-client": 0}, "record level requires a public number of records per client"),
@@ -578,7 +576,7 @@ def test_a_schema_whose_values_stay_large_is_warned_of(schema_file):
     assert any("column 'age' reach 1e+05 after scaling" in warning for warning in RunConfig(OWN_TABLES).warnings())
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("wrong", "complaint"),
     [
         ({"table-schema": "absent.toml"}, r"absent\.toml: cannot be read: No such file"),
@@ -593,7 +591,7 @@ def test_what_a_schema_cannot_be_is_refused(schema_file, wrong, complaint):
         RunConfig({**OWN_TABLES, **wrong})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("wrong", "complaint"),
     [
         ({"input-shape": ""}, "dataset = 'own' requires input-shape, public shape of an example"),
@@ -615,7 +613,7 @@ def test_what_own_data_cannot_be_is_refused(wrong, complaint):
         RunConfig({**OWN, **wrong})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "warned"),
     [
         ({"sampling-rate": 0.2}, "epsilon is 19.5, not 8"),

@@ -1,7 +1,7 @@
 """RC-DPFL's round 1 as a run plans it: from public numbers, unless settings say otherwise."""
 
 import numpy as np
-import pytest
+from kit.tables import for_rows
 
 from coterie import datasets, models
 from coterie.privacy import FirstRound, Ledger, RecordPlan, certificate, read_ledger
@@ -77,7 +77,7 @@ def test_explicit_values_are_unchanged():
     assert (own.noise_multiplier, own.noise(True)) == (1.7, 1.7)
 
 
-@pytest.mark.parametrize("strategy", ["f-cdpfl", "km-cdpfl", "oracle"])
+@for_rows("strategy", ["f-cdpfl", "km-cdpfl", "oracle"])
 def test_methods_that_do_not_cluster_first_updates_have_one_noise(strategy):
     own = plan(strategy=strategy)
     assert own.noise(True) == own.noise_multiplier

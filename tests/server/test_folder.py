@@ -71,8 +71,9 @@ def test_create_refuses_an_existing_run_and_leaves_it_alone(folder, path):
     assert tree(path) == before
 
 
-def test_create_refuses_what_is_not_an_empty_folder(tmp_path):
-    (tmp_path / "letters").mkdir()
+def test_create_takes_an_empty_folder_and_refuses_others(tmp_path):
+    for name in ("letters", "empty"):
+        (tmp_path / name).mkdir()
     (tmp_path / "letters" / "love.txt").write_text("dear")
     (tmp_path / "file").write_text("x")
     before = tree(tmp_path)
@@ -80,13 +81,8 @@ def test_create_refuses_what_is_not_an_empty_folder(tmp_path):
         with pytest.raises(FolderError, match="not an empty folder"):
             RunFolder.create(tmp_path / name, RunConfig(SETTINGS))
     assert tree(tmp_path) == before
-
-
-def test_create_takes_an_empty_folder(path):
-    path.mkdir()
-    folder = RunFolder.create(path, RunConfig(SETTINGS))
-    folder.close()
-    assert folder.resumed is None
+    with closing(RunFolder.create(tmp_path / "empty", RunConfig(SETTINGS))) as folder:
+        assert folder.resumed is None
 
 
 @pytest.mark.parametrize("killed_at", ["ledger.jsonl", "local.json", "local.json.77.tmp", "config.toml.77.tmp"])
@@ -111,46 +107,32 @@ def test_create_keeps_the_ledger_of_a_run_that_lost_its_settings(folder, path):
     assert tree(path) == before
 
 
-@pytest.mark.parametrize("histogram", [(4.25, -1.5), None], ids=["histogram", "none"])
-def test_checkpoint_round_trip(folder, path, histogram):
+MEAN = np.full((2, LAYOUT.size), 2.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        state(mean=MEAN),
+        state(histogram=None),
+        state(layout=Layout(("weight", "scale"), ((2,), ()))),
+        Checkpoint(3, np.zeros((1, 0), np.float32), Layout((), ()), None),
+    ],
+    ids=["histogram", "none", "a scalar parameter", "no parameters"],
+)
+def test_checkpoint_round_trip(folder, path, kept):
     charge(folder, 4)
-    kept = state(histogram=histogram, mean=None if histogram is None else np.full((2, LAYOUT.size), 2.5, np.float32))
     folder.checkpoint(kept, {"round": 3, "epsilon": 1.5})
     folder.close()
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert again.resumed.round == 3
-    assert again.resumed.layout == LAYOUT
-    assert again.resumed.models.dtype == np.float32
-    np.testing.assert_array_equal(again.resumed.models, kept.models)
-    if histogram is None:
-        assert again.resumed.histogram is again.resumed.mean is None
-    else:
-        np.testing.assert_array_equal(again.resumed.mean, kept.mean)
-        assert again.resumed.mean.dtype == np.float32
-        assert again.resumed.histogram.dtype == np.float64
-        np.testing.assert_array_equal(again.resumed.histogram, kept.histogram)
-
-
-def test_checkpoint_of_a_scalar_parameter(folder, path):
-    charge(folder, 4)
-    kept = state(layout=Layout(("weight", "scale"), ((2,), ())))
-    folder.checkpoint(kept, {"round": 3})
-    folder.close()
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert again.resumed.layout == kept.layout
-    np.testing.assert_array_equal(again.resumed.models, kept.models)
-
-
-def test_checkpoint_of_a_model_without_parameters(folder, path):
-    charge(folder, 4)
-    kept = Checkpoint(3, np.zeros((1, 0), np.float32), Layout((), ()), None)
-    folder.checkpoint(kept, {"round": 3})
-    folder.close()
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert (again.resumed.layout, again.resumed.models.shape) == (kept.layout, (1, 0))
+    with closing(RunFolder.resume(path, {})) as again:
+        read = again.resumed
+    assert (read.round, read.layout, read.models.dtype) == (3, kept.layout, np.float32)
+    np.testing.assert_array_equal(read.models, kept.models)
+    for found, expected, kind in ((read.histogram, kept.histogram, np.float64), (read.mean, kept.mean, np.float32)):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            assert found.dtype == kind
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_checkpoint_holds_models_and_the_released_histogram_only(folder, path):
@@ -187,18 +169,19 @@ def test_resume_refuses_changed_settings_and_names_them(folder, path):
     assert tree(path) == before
 
 
-def test_resume_takes_settings_that_agree(folder, path):
+def test_resume_takes_settings_that_agree_and_the_places_that_are_named_now(folder, path):
     folder.close()
-    again = RunFolder.resume(path, {"epsilon": "4", "clients": 20})
-    again.close()
-    assert again.config.values == folder.config.values
+    with closing(RunFolder.resume(path, {"epsilon": "4", "clients": 20})) as again:
+        assert again.config.values == folder.config.values
+    with closing(RunFolder.resume(path, {"device": "cpu", "data-dir": "moved"})) as again:
+        assert (again.config["device"], again.config["data-dir"]) == ("cpu", "moved")
 
 
-def test_resume_uses_the_places_that_are_named_now(folder, path):
-    folder.close()
-    again = RunFolder.resume(path, {"device": "cpu", "data-dir": "moved"})
-    again.close()
-    assert (again.config["device"], again.config["data-dir"]) == ("cpu", "moved")
+def test_resume_takes_some_of_the_settings_again(path):
+    """rebalance-min = 26 fits this run (qM/k = 30), though not the defaults (25)."""
+    settings = {"clients": 60, "clusters": 2, "sampling-rate": 1, "rebalance-min": 26, "model": "linear"}
+    RunFolder.create(path, RunConfig(settings)).close()
+    RunFolder.resume(path, {"rebalance-min": 26}).close()
 
 
 @pytest.mark.parametrize("content", [None, b"config = [", b"[versions]", b"\xff\xfe"])
@@ -223,16 +206,19 @@ def test_resume_waits_for_the_one_who_runs_it(folder, path):
     RunFolder.resume(path, {}).close()
 
 
-def test_metrics_after_the_checkpoint_are_forgotten(folder, path):
+def test_rounds_after_the_checkpoint_are_forgotten(folder, path):
     charge(folder, 4)
     for number in (1, 2, 3, 4):
-        folder.round_finished({"round": number, "epsilon": number / 10})
+        folder.round_finished({"round": number, "epsilon": number / 10, "accuracy": 0.1 * number})
     folder.checkpoint(state(3), {"round": 3})
     folder.close()
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert [record.round for record in again.rounds()] == [1, 2, 3]
-    assert again.rounds()[2] == RoundRecord(round=3, epsilon=0.3)  # the full line stays, not the checkpoint's
+    with (path / "diagnostics.jsonl").open("a") as file:
+        file.write('{"round": 5, "acc')
+    with closing(RunFolder.resume(path, {})) as again:
+        assert [record.round for record in again.rounds()] == [1, 2, 3]
+    third = {"round": 3, "epsilon": 0.3, "accuracy": 0.1 * 3}
+    assert again.rounds()[2] == RoundRecord.of(third)  # the full line stays, not the checkpoint's
+    assert [line["round"] for line in lines(path / "diagnostics.jsonl")] == [1, 2, 3]
 
 
 def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, path):
@@ -281,19 +267,6 @@ def test_a_private_accuracy_is_a_released_value(tmp_path):
         folder.round_finished({"round": 1, "epsilon": 0.1, "accuracy": 0.5})
         assert folder.rounds() == [RoundRecord(round=1, epsilon=0.1, accuracy=0.5)]
         assert not (folder.path / "diagnostics.jsonl").exists()
-
-
-def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
-    charge(folder, 4)
-    for number in (1, 2, 3, 4):
-        folder.round_finished({"round": number, "epsilon": number / 10, "accuracy": 0.1 * number})
-    folder.checkpoint(state(3), {"round": 3})
-    folder.close()
-    with (path / "diagnostics.jsonl").open("a") as file:
-        file.write('{"round": 5, "acc')
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert [line["round"] for line in lines(path / "diagnostics.jsonl")] == [1, 2, 3]
 
 
 def test_an_evaluation_that_a_crash_kept_back_is_added_once(folder, path):
@@ -346,6 +319,9 @@ def test_models_carry_their_cards(folder, path):
 
 def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, monkeypatch):
     seen = {"matrix": np.array([[0, np.nan], [0.5, 0]], np.float32), "clients": np.array([7, 3])}
+    folder.save_artifact("zeros", {"matrix": np.zeros((500, 500), np.float32)})
+    assert (path / "evidence" / "zeros.npz").stat().st_size < 10_000  # compressed
+    (path / "evidence" / "zeros.npz").unlink()
     folder.save_artifact("distances", seen)
     folder.save_artifact("similarities-0010", seen)
     before = tree(path / "evidence")

@@ -5,6 +5,7 @@ import math
 
 import pytest
 from kit.run_folders import run_in
+from kit.tables import for_rows
 
 from coterie.privacy import certificate, read_ledger
 from coterie.server import RunConfig, RunFolder
@@ -15,7 +16,7 @@ from coterie.strategies.reseeding import Reseeding
 _COMMON = {"clients": 100, "clusters": 2, "groups": "2", "epsilon": 8.0, "rounds": 80}
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "last", "share"),
     [
         ({}, 45, 0.04),
@@ -40,14 +41,14 @@ def test_the_plan_states_the_last_round_in_which_sizes_are_read(settings, last, 
     assert sizes_until(config) in (last, 0)
 
 
-@pytest.mark.parametrize("every", [0, 1, 3, 5, 48, 49, 100])
+@for_rows("every", [0, 1, 3, 5, 48, 49, 100])
 def test_the_last_re_seeding_is_the_last_that_is_due(every):
     reseeding = Reseeding(every=every)
     due = [number for number in range(1, 81) if reseeding.due(number, 80)]
     assert reseeding.last(80) == max(due, default=0)
 
 
-@pytest.mark.parametrize("rounds", [20, 39, 80, 100, 119])
+@for_rows("rounds", [20, 39, 80, 100, 119])
 def test_the_search_ends_with_its_last_action(rounds):
     due = [number for number in range(1, rounds + 1) if model_search.action(number, rounds)]
     assert model_search.last(rounds) == due[-1]

@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from flwr.common.serde import recorddict_to_proto
+from kit.tables import for_rows
 from kit.tiers import mark_slow
 
 from coterie.client.handlers import handle
@@ -221,7 +222,7 @@ def test_the_run_folder_holds_no_label_and_no_vector_of_a_client(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("settings", "problem"),
     [
         ({"masks": True, "mechanism": "joint"}, "only with secure"),

@@ -208,7 +208,7 @@ def test_records_of_all_clients_are_scored_together():
 GOOD = [[3, 0], [0, 1]]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@for_rows("place", [0, 1, 2])
 def test_counts_with_another_number_of_classes_are_left_out(place):
     contents = [told(GOOD), told(GOOD)]
     contents.insert(place, told([[1, 2, 3], [4, 5, 6]]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from kit.commands import assert_refused, document
 from kit.site_tables import rows_of, settings_on, simulated
+from kit.tables import for_rows
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table
@@ -72,7 +73,7 @@ def test_a_schema_names_several_labels(sites):
     assert schema.task.bits(table.y).tolist() == [[int(row[name]) for name in LABELS] for row in rows]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("old", "new", "words"),
     [
         ('"anaemia", ', "", None),

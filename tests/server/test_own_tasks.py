@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from kit.commands import assert_refused, document
 from kit.site_tables import rows_of
+from kit.tables import for_rows
 from PIL import Image
 
 from coterie.datasets import DataError, Declared, describe, facts, local_records, report
@@ -231,7 +232,7 @@ def test_a_table_needs_a_schema(sites, coterie):
     assert_refused(answer, "client-0.csv: a table of 2 labels needs a schema with [labels]: set table-schema")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "classes", "words"),
     [
         ("multi-label", None, "num-classes is missing"),

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from kit.commands import TINY, assert_refused, lines, settings
+from kit.tables import for_rows
 
 from coterie.engine.in_process import LocalGrid
 from coterie.server import ConfigError, RunConfig, RunFolder, recorders, run
@@ -206,7 +207,7 @@ def test_a_tracking_server_that_cannot_be_reached(tmp_path, monkeypatch):
         run(folder, LocalGrid(TINY["clients"]))
 
 
-@pytest.mark.parametrize("names", ["tensorbord", "mlflow,mlflow", "mlflow,", " "])
+@for_rows("names", ["tensorbord", "mlflow,mlflow", "mlflow,", " "])
 def test_names_of_recorders(monkeypatch, names):
     monkeypatch.setenv("COTERIE_RECORDERS", names)
     with pytest.raises(ConfigError, match=r"COTERIE_RECORDERS = .*tensorboard, mlflow"):

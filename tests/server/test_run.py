@@ -1,6 +1,8 @@
 """Whole runs in process: what they leave behind, and that they survive bad replies and interruptions."""
 
 import json
+import shutil
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -92,10 +94,22 @@ def power_cut(round):
     return prepare
 
 
-def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
-    path = tmp_path / "run"
-    outcome = execute(path, SETTINGS)
-    exact = outcome.pop("diagnostics")
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Runs that tests share, by their settings and what happens to replies: folder and outcome."""
+
+    @cache
+    def once(items, change):
+        path = tmp_path_factory.mktemp("finished") / "run"
+        return path, execute(path, dict(items), change and Tampered(20, change))
+
+    return lambda settings, change=None: once(tuple(settings.items()), change)
+
+
+def test_a_run_leaves_its_result_certificate_and_models(finished):
+    path, outcome = finished(SETTINGS)
+    exact = outcome["diagnostics"]
+    outcome = {name: value for name, value in outcome.items() if name != "diagnostics"}
     assert json.loads((path / "result.json").read_text(), parse_constant=pytest.fail) == outcome
     assert json.loads((path / "diagnostics.json").read_text(), parse_constant=pytest.fail) == exact
     assert set(outcome) == {
@@ -207,38 +221,32 @@ def test_every_value_of_a_private_run_is_released_public_or_named_as_outside(tmp
     assert any(text.startswith("accuracies on clients' held-out data") for text in outside) == bool(EXACT & further)
 
 
-def test_a_seed_makes_a_run_reproducible_and_uncertified(tmp_path):
-    for name, seed in (("one", 7), ("two", 7), ("three", 8)):
-        outcome = execute(tmp_path / name, {**SETTINGS, "seed": seed})
-        assert (outcome["seed"], outcome["certified"]) == (seed, False)
-    guarantee = json.loads((tmp_path / "one" / "privacy.json").read_text())
-    assert "seed 7" in guarantee["reasons"][0]
-    assert_same_models(tmp_path / "one", tmp_path / "two")
+def test_a_seed_makes_a_run_reproducible_and_uncertified(finished, tmp_path):
+    first, outcome = finished(SEEDED)
+    assert (outcome["seed"], outcome["certified"]) == (7, False)
+    assert "seed 7" in json.loads((first / "privacy.json").read_text())["reasons"][0]
+    execute(tmp_path / "again", SEEDED)
+    assert_same_models(first, tmp_path / "again")
+    execute(tmp_path / "other", {**SETTINGS, "seed": 8})
     with pytest.raises(AssertionError):
-        assert_same_models(tmp_path / "one", tmp_path / "three")
+        assert_same_models(first, tmp_path / "other")
 
 
-def test_secret_runs_differ(tmp_path):
-    for name in ("one", "two"):
-        execute(tmp_path / name, SETTINGS)
+def test_secret_runs_differ(finished, tmp_path):
+    execute(tmp_path / "run", SETTINGS)
     with pytest.raises(AssertionError):
-        assert_same_models(tmp_path / "one", tmp_path / "two")
+        assert_same_models(finished(SETTINGS)[0], tmp_path / "run")
 
 
 def test_without_privacy_nothing_is_certified_and_json_has_no_infinity(tmp_path):
     outcome = execute(tmp_path / "run", {**SETTINGS, "privacy-unit": "none"})
     assert (outcome["certified"], outcome["epsilon"], outcome["delta"]) == (False, None, None)
     assert len(outcome["diagnostics"]["client_accuracy"]) == 20
-    for file in (
-        "result.json",
-        "privacy.json",
-        "diagnostics.json",
-        "diagnostics.jsonl",
-        "metrics.jsonl",
-        "ledger.jsonl",
-    ):
-        for line in (tmp_path / "run" / file).read_text().splitlines() if file.endswith("l") else [None]:
-            json.loads(line or (tmp_path / "run" / file).read_text(), parse_constant=pytest.fail)
+    for file in ("result.json", "privacy.json", "diagnostics.json"):
+        json.loads((tmp_path / "run" / file).read_text(), parse_constant=pytest.fail)
+    for file in ("diagnostics.jsonl", "metrics.jsonl", "ledger.jsonl"):
+        for line in (tmp_path / "run" / file).read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
 
 
 def test_evaluate_off_computes_no_accuracy(tmp_path, monkeypatch):
@@ -332,17 +340,16 @@ def twice(replies, exchange):
     [(poisoned, without_first), (Late(), without_first), (twice, whole)],
     ids=["nan", "late", "twice"],
 )
-def test_a_reply_that_is_no_good_contributes_nothing_and_the_run_goes_on(tmp_path, unit, change, same_as):
+def test_a_reply_that_is_no_good_contributes_nothing_and_the_run_goes_on(finished, tmp_path, unit, change, same_as):
     settings = {**SEEDED, "privacy-unit": unit}
-    for name, what in (("changed", change), ("same", same_as), ("whole", whole)):
-        outcome = execute(tmp_path / name, settings, Tampered(20, what))
-        assert (outcome["rounds"], outcome["charges"]) == (2, 2)
-    assert_same_models(tmp_path / "changed", tmp_path / "same")
+    outcome = execute(tmp_path / "changed", settings, Tampered(20, change))
+    assert (outcome["rounds"], outcome["charges"]) == (2, 2)
+    assert_same_models(tmp_path / "changed", finished(settings, same_as)[0])
     for tensors in models(tmp_path / "changed").values():
         assert all(np.isfinite(value).all() for value in tensors.values())
     if same_as is not whole:
         with pytest.raises(AssertionError):
-            assert_same_models(tmp_path / "changed", tmp_path / "whole")
+            assert_same_models(tmp_path / "changed", finished(settings, whole)[0])
 
 
 @pytest.mark.parametrize("seed", ["auto", 7])
@@ -385,35 +392,28 @@ def test_an_empty_cohort_is_a_valid_round(tmp_path, monkeypatch):
 SIX = {"rounds": 6, "reseed-every": 1}
 
 
-def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):
-    execute(tmp_path / "whole", {**SEEDED, **SIX})
-    path = tmp_path / "cut"
-    with pytest.raises(KeyboardInterrupt):
-        execute(path, {**SEEDED, **SIX}, prepare=interrupt(3))
-    assert len(lines(path, "metrics.jsonl")) == 3
-    outcome = execute(path, None)
-    assert (outcome["rounds"], outcome["charges"]) == (6, 6)
-    assert_same_models(path, tmp_path / "whole")
-    for line, expected in zip(lines(path, "metrics.jsonl"), lines(tmp_path / "whole", "metrics.jsonl"), strict=True):
-        assert line.pop("epsilon") == pytest.approx(expected.pop("epsilon"), rel=1e-9)  # composed in another order
-        untimed = {"seconds": 0, "seconds_total": 0}
-        assert line | untimed == expected | untimed
-    assert lines(path, "diagnostics.jsonl") == lines(tmp_path / "whole", "diagnostics.jsonl")
-
-
-def test_the_total_time_includes_the_sessions_before(tmp_path):
+def test_an_interrupted_run_resumes_to_the_very_same_models_and_its_time_goes_on(finished, tmp_path):
+    uncut, _ = finished({**SEEDED, **SIX})
     path = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         execute(path, {**SEEDED, **SIX}, prepare=interrupt(3))
     written = lines(path, "metrics.jsonl")
     totals = [line["seconds_total"] for line in written]
+    assert len(totals) == 3
     assert totals == sorted(totals)
     assert totals[-1] >= sum(line["seconds"] for line in written)
     written[-1]["seconds_total"] = 1000.0
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     outcome = execute(path, None)
+    assert (outcome["rounds"], outcome["charges"]) == (6, 6)
     later = [line["seconds_total"] for line in lines(path, "metrics.jsonl")][3:]
     assert 1000 < later[0] < later[-1] <= outcome["seconds_total"] < 1100
+    assert_same_models(path, uncut)
+    for line, expected in zip(lines(path, "metrics.jsonl"), lines(uncut, "metrics.jsonl"), strict=True):
+        assert line.pop("epsilon") == pytest.approx(expected.pop("epsilon"), rel=1e-9)  # composed in another order
+        untimed = {"seconds": 0, "seconds_total": 0}
+        assert line | untimed == expected | untimed
+    assert lines(path, "diagnostics.jsonl") == lines(uncut, "diagnostics.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -475,8 +475,8 @@ def test_a_seeded_run_draws_fresh_noise_after_a_crash(tmp_path):
     assert cut[1]["histogram"] != whole[1]["histogram"]
 
 
-def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(tmp_path):
-    execute(tmp_path / "whole", SEEDED)
+def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(finished, tmp_path):
+    uncut, _ = finished(SEEDED)
     path = tmp_path / "cut"
 
     def die(folder):
@@ -494,14 +494,14 @@ def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(tmp_path):
     assert len(lines(path, "metrics.jsonl")) == 1
     outcome = execute(path, None)
     assert (outcome["rounds"], outcome["charges"]) == (2, 2)
-    assert outcome["diagnostics"] == json.loads((tmp_path / "whole" / "diagnostics.json").read_text())
-    assert lines(path, "diagnostics.jsonl") == lines(tmp_path / "whole", "diagnostics.jsonl")
+    assert outcome["diagnostics"] == json.loads((uncut / "diagnostics.json").read_text())
+    assert lines(path, "diagnostics.jsonl") == lines(uncut, "diagnostics.jsonl")
 
 
-def test_a_finished_run_resumes_to_the_same_result_without_a_charge(tmp_path):
-    path = tmp_path / "run"
-    first = execute(path, SETTINGS)
+def test_a_finished_run_resumes_to_the_same_result_without_a_charge(finished, tmp_path):
+    before, first = finished(SETTINGS)
+    path = shutil.copytree(before, tmp_path / "run")
     again = execute(path, None)
-    timing = {"seconds_total": 0, "peak_rss_mb": 0}
-    assert {**again, **timing} == {**first, **timing}
+    changes = {"seconds_total": 0, "peak_rss_mb": 0, "out": ""}
+    assert {**again, **changes} == {**first, **changes}
     assert len(lines(path, "ledger.jsonl")) == 2

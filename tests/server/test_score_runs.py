@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from kit.tables import for_rows
 
 from coterie.client.handlers import HANDLERS
 from coterie.client.identity import Client
@@ -92,7 +93,7 @@ def test_further_rounds_end_with_a_further_histogram(tmp_path):
     assert stated["epsilon"] == pytest.approx(charges[-1]["epsilon"])
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "named"),
     [
         (
@@ -112,7 +113,7 @@ def test_where_none_can_be_released_the_setting_is_refused(changes, named):
         RunConfig({**SETTINGS, "score-share": 0.05, **changes})
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "share"),
     [
         ({}, 0.05),
@@ -186,7 +187,7 @@ def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, stra
     assert outcome["estimates"] == json.loads(json.dumps(asdict(estimate(histogram))))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("changes", "named"),
     [
         ({"score-share": "auto"}, "set score-share, or at record level use diagnostic or off"),
@@ -251,9 +252,7 @@ def test_only_a_client_whose_owner_allows_it_sends_counts(tmp_path, monkeypatch)
     assert [sum(each) for each in counts] == sizes
 
 
-@pytest.mark.parametrize(
-    ("releases", "allowed"), [(None, True), (("scores",), False), (("scores", "histograms"), True), ((), False)]
-)
+@for_rows(("releases", "allowed"), [(None, True), (("scores",), False), (("scores", "histograms"), True), ((), False)])
 def test_a_policy_names_histograms(releases, allowed):
     assert Client(0, policy=Policy(releases=releases)).allows("histograms") is allowed
 
