@@ -5,13 +5,16 @@ import subprocess
 import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
 
-#: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container.
+#: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container. They
+#: are tests of one worker; those with deployments of their own are tests of another, since both wait most of the time.
 SHARED = ("test_deployment", "test_deployment_faults", "test_deployment_recovery", "test_deployment_hostile")
 
 
 def pytest_collection_modifyitems(items):
     order = {name: place for place, name in enumerate(SHARED)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("shared" if item.path.stem in order else "own"))
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,7 @@ def image() -> str:
         if said.returncode:
             pytest.skip(f"no Docker: {(said.stderr.strip().splitlines() or ['no answer'])[-1]}")
     environment = {**os.environ, "COTERIE_USER": "0", "SECRETS": "/", "DATA": "/", "RUNS": "/"}
-    left = [ROOT / "secrets-of-tests", ROOT / "docker" / "secrets-of-tests"]
+    left = [folder / f"secrets-of-tests-{os.getpid()}" for folder in (ROOT, ROOT / "docker")]
     try:
         for folder in left:
             folder.mkdir()
