@@ -1347,13 +1347,6 @@ MUTATIONS = [
         "tests/privacy/test_certificate.py::test_entries_that_version_0_2_has_not_may_be_missing_only_together",
     ),
     Mutation(
-        "the names of a guarded site are those of a ledger that is no longer there",
-        f"{_GUARD}/site_names.py",
-        " if content.startswith(before) else None",
-        "",
-        "tests/guard/test_site_names.py::test_another_ledger_is_read_as_a_whole",
-    ),
-    Mutation(
         "gradients of infinite norm are kept",
         "coterie/client/ghost.py",
         "kept = norms.isfinite()",
