@@ -1379,14 +1379,14 @@ MUTATIONS = [
         f"{_GUARD}/watched_training.py",
         "self._watch.use_batch(records, noise)",
         "pass",
-        f"{_SITE}::test_training_that_is_not_private",
+        f"{_APPS}::test_a_faulty_app_is_refused",
     ),
     Mutation(
         "a guarded app may change parameters between steps",
         f"{_GUARD}/watched_training.py",
         "self._watch.check_unchanged()",
         "pass",
-        f"{_SITE}::test_training_that_is_not_private",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
     ),
     Mutation(
         "a guarded app may reply with other arrays",
