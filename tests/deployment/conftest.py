@@ -10,6 +10,7 @@ from stack import CANARY, COMPOSE, ROOT, Stack, docker
 SHARED = ("test_deployment", "test_deployment_faults", "test_deployment_recovery", "test_deployment_hostile")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     order = {name: place for place, name in enumerate(SHARED)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
