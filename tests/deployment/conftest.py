@@ -1,21 +1,29 @@
 import os
 import shutil
 import subprocess
+from pathlib import PurePath
 
 import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
+from xdist.scheduler import LoadScopeScheduling
 
 #: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container. They
 #: are tests of one worker; those with deployments of their own are tests of another, since both wait most of the time.
 SHARED = ("test_deployment", "test_deployment_faults", "test_deployment_recovery", "test_deployment_hostile")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+class Deployments(LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+        return str(PurePath(nodeid.partition("::")[0]).stem in SHARED)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Deployments(config, log)
+
+
 def pytest_collection_modifyitems(items):
     order = {name: place for place, name in enumerate(SHARED)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("shared" if item.path.stem in order else "own"))
 
 
 @pytest.fixture(scope="session")
