@@ -42,7 +42,7 @@ test-newest: $(NEWEST)/.ready
 
 # Needs Docker. FLOWER=newest: with that Flower. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
 test-deployment: $(READY) $(if $(filter newest,$(FLOWER)),$(NEWEST)/.ready)
-	$(if $(filter newest,$(FLOWER)),$(NEWEST)/bin,$(BIN))/python -m pytest -m deployment -rs tests/deployment
+	$(if $(filter newest,$(FLOWER)),$(NEWEST)/bin,$(BIN))/python -m pytest -n 2 -m deployment -rsP tests/deployment
 
 # KEYS=delete or KEYS=keep: what becomes of the keys that were made for it; a terminal is asked.
 deploy-demo:

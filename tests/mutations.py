@@ -1347,13 +1347,6 @@ MUTATIONS = [
         "tests/privacy/test_certificate.py::test_entries_that_version_0_2_has_not_may_be_missing_only_together",
     ),
     Mutation(
-        "the names of a guarded site are those of a ledger that is no longer there",
-        f"{_GUARD}/site_names.py",
-        " if content.startswith(before) else None",
-        "",
-        "tests/guard/test_site_names.py::test_another_ledger_is_read_as_a_whole",
-    ),
-    Mutation(
         "gradients of infinite norm are kept",
         "coterie/client/ghost.py",
         "kept = norms.isfinite()",
@@ -1386,14 +1379,14 @@ MUTATIONS = [
         f"{_GUARD}/watched_training.py",
         "self._watch.use_batch(records, noise)",
         "pass",
-        f"{_SITE}::test_training_that_is_not_private",
+        f"{_APPS}::test_a_faulty_app_is_refused",
     ),
     Mutation(
         "a guarded app may change parameters between steps",
         f"{_GUARD}/watched_training.py",
         "self._watch.check_unchanged()",
         "pass",
-        f"{_SITE}::test_training_that_is_not_private",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
     ),
     Mutation(
         "a guarded app may reply with other arrays",

@@ -23,10 +23,9 @@ from coterie.client.state import ClientError
 from coterie.files import open_private, private_folder
 from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report
-from coterie.guard.site_names import names_of_run
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
-from coterie.privacy import Event, epsilon
+from coterie.privacy import Event, epsilon, read_ledger
 from coterie.wire.messages import EVALUATE, IDENTITY, REPLY, TRAIN
 
 #: Reason of every error reply of a guarded site: one text, whatever happened.
@@ -151,13 +150,15 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     path = ledger_path(client, folder)
     private_folder(path.parent)
     with _locked(path.with_name(path.name + ".lock")):
-        _check_name(client, folder, path, details)
+        _check_name(path, details)
         spend(client, folder, None, 0, events, guard=dict(details))
 
 
-def _check_name(client: Client, folder: Path, path: Path, details: Mapping[str, Any]) -> None:
-    for site in names_of_run(details["run"], path, folder / f"client-{client.client_id}.names.json"):
-        if site != details["site"]:
+def _check_name(path: Path, details: Mapping[str, Any]) -> None:
+    charges = read_ledger(path)[1] if path.exists() and path.stat().st_size else []
+    for entry in (charge.get("guard", {}) for charge in charges):
+        site = entry.get("site", details["site"])  # ledgers of before sites had names have none
+        if entry.get("run") == details["run"] and site != details["site"]:
             raise GuardError(
                 f"the ledger has charges of this run as site {site!r} (empty: without a name): a site keeps its name "
                 "within a run"

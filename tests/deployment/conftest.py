@@ -1,12 +1,24 @@
 import os
 import shutil
 import subprocess
+from pathlib import PurePath
 
 import pytest
 from stack import CANARY, COMPOSE, ROOT, Stack, docker
+from xdist.scheduler import LoadScopeScheduling
 
-#: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container.
+#: Files that share the deployment of ``stack``: the first finds it as it was made, the last changes a container. They
+#: are tests of one worker; those with deployments of their own are tests of another, since both wait most of the time.
 SHARED = ("test_deployment", "test_deployment_faults", "test_deployment_recovery", "test_deployment_hostile")
+
+
+class Deployments(LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+        return str(PurePath(nodeid.partition("::")[0]).stem in SHARED)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Deployments(config, log)
 
 
 def pytest_collection_modifyitems(items):
@@ -24,7 +36,7 @@ def image() -> str:
         if said.returncode:
             pytest.skip(f"no Docker: {(said.stderr.strip().splitlines() or ['no answer'])[-1]}")
     environment = {**os.environ, "COTERIE_USER": "0", "SECRETS": "/", "DATA": "/", "RUNS": "/"}
-    left = [ROOT / "secrets-of-tests", ROOT / "docker" / "secrets-of-tests"]
+    left = [folder / f"secrets-of-tests-{os.getpid()}" for folder in (ROOT, ROOT / "docker")]
     try:
         for folder in left:
             folder.mkdir()

@@ -188,7 +188,7 @@ class Stack:
 
     def _sleep(self, run: str) -> None:
         """Wait for the result of a run, but not for long: each question for its status takes seconds of a core."""
-        for _ in range(30):
+        for _ in range(10):
             time.sleep(1)
             if self._results[run].exists():
                 return

@@ -63,16 +63,15 @@ def bytes_of_nodes(stack):
     return [int(number) for number in stack.execute("superlink", "python3", "-c", NODES).stdout.split()]
 
 
-def test_ten_clients_mask_their_updates(stack, capsys):
+def test_ten_clients_mask_their_updates(stack):
     sent = {}
     for mechanism in ("joint", "secure"):
         before = bytes_of_nodes(stack)
         stack.complete(stack.submit(**RUN, mechanism=mechanism, out=f"/runs/{mechanism}"))
         up, down = (after - was for after, was in zip(bytes_of_nodes(stack), before, strict=True))
         seconds = [line["seconds"] for line in stack.lines(mechanism)]
-        with capsys.disabled():
-            print(f"\n{mechanism}: rounds of {', '.join(f'{one:.1f}' for one in seconds)} s;", end=" ")
-            print(f"the SuperLink receives {up / 1e6:.2f} MB from nodes, and sends {down / 1e6:.2f} MB")
+        print(f"{mechanism}: rounds of {', '.join(f'{one:.1f}' for one in seconds)} s;", end=" ")
+        print(f"the SuperLink receives {up / 1e6:.2f} MB from nodes, and sends {down / 1e6:.2f} MB")
         result, sent[mechanism] = stack.result(mechanism), up
         assert (len(seconds), result["rounds"], result.get("skipped_rounds", [])) == (ROUNDS, ROUNDS, [])
         assert (result["certified"], result["epsilon"] <= RUN["epsilon"]) == (True, True)

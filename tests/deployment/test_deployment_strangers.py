@@ -22,7 +22,7 @@ def memory(container):
     return number * {"G": 1074, "M": 1.049, "K": 0.001}[used.removeprefix(used.rstrip("GMKiB"))[0]]
 
 
-def test_strangers_at_the_published_port(image, tmp_path_factory, capsys):
+def test_strangers_at_the_published_port(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
     folder.chmod(0o755)
     server = Stack(folder, "coterie-test-strangers", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
@@ -38,8 +38,7 @@ def test_strangers_at_the_published_port(image, tmp_path_factory, capsys):
         assert send(pki, port, LARGE, node=0) == large  # with a certificate
         assert send(pki, port, 100) == grpc.StatusCode.UNAVAILABLE
         assert send(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
-        with capsys.disabled():
-            print(f"\nSuperLink: {before:.0f} MB before, {most:.0f} MB at most, {memory(container):.0f} MB after")
+        print(f"SuperLink: {before:.0f} MB before, {most:.0f} MB at most, {memory(container):.0f} MB after")
         (state,) = json.loads(docker("inspect", container).stdout)
         assert state["HostConfig"]["Memory"] == 2**30
         assert (state["State"]["Health"]["Status"], state["State"]["OOMKilled"], state["RestartCount"]) == (

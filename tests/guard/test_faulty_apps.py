@@ -7,6 +7,7 @@ verified may then differ by no more than the clipped gradients of this record; o
 import copy
 import math
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,25 +208,18 @@ def exact(app):
 # ---- actions ---------------------------------------------------------------------------------------------------
 
 
-def freeze_a_layer(app):
-    app.model.first.requires_grad_(False)
+def mean(app):
+    """A number that the extreme record changes."""
+    return float(app.rows.tensors[0].mean())
 
 
-def freeze_all(app):
-    app.model.requires_grad_(False)
+def named(app):
+    return dict(app.model.named_parameters())
 
 
-def freeze_a_bias(app):
-    app.model.second.bias.requires_grad_(False)
-
-
+@torch.no_grad()
 def edit_parameter(app):
-    with torch.no_grad():
-        app.model.first.weight -= exact(app)["first.weight"]
-
-
-def edit_data(app):
-    app.model.first.weight.data.sub_(exact(app)["first.weight"])
+    app.model.first.weight -= exact(app)["first.weight"]
 
 
 def exchange_data(app):
@@ -237,19 +231,15 @@ def edit_by_numpy(app):
 
 
 def edit_buffer(app):
-    app.model.statistic.mean += app.rows.tensors[0].mean()
+    app.model.statistic.mean += mean(app)
 
 
 def edit_hidden_buffer(app):
-    app.model.statistic.shift += app.rows.tensors[0].mean()
+    app.model.statistic.shift += mean(app)
 
 
 def exchange_buffer(app):
-    app.model.statistic.shift = torch.full((3,), float(app.rows.tensors[0].mean()))
-
-
-def add_buffer(app):
-    app.model.statistic.register_buffer("more", torch.zeros(3), persistent=False)
+    app.model.statistic.shift = torch.full((3,), mean(app))
 
 
 def add_parameter(app):
@@ -274,29 +264,28 @@ def load_model(app):
     app.model.load_state_dict(state)
 
 
-def write_grad(app):
-    for name, values in exact(app).items():
-        dict(app.model.named_parameters())[name].grad = values
+def for_all(change):
+    """An action on each parameter."""
+    return lambda app: [change(parameter) for parameter in app.model.parameters()] and None
 
 
-def scale_grad(app):
-    for parameter in app.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad *= 1e6
+def set_all(attribute, kind=lambda values: values):
+    """An action that sets an attribute of each parameter to its exact gradient."""
+    return lambda app: [setattr(named(app)[name], attribute, kind(values)) for name, values in exact(app).items()]
 
 
-def clip_grad(app):
-    nn.utils.clip_grad_norm_(app.model.parameters(), 1e-3)
+write_grad = set_all("grad")
+
+
+def scale_grad(parameter):
+    if parameter.grad is not None:
+        parameter.grad *= 1e6
 
 
 def add_group(app):
     spare = nn.Parameter(torch.zeros(2))
     spare.grad_sample = None
     app.base.add_param_group({"params": [spare]})
-
-
-def drop_from_group(app):
-    app.base.param_groups[0]["params"].pop(0)
 
 
 def split_groups(app):
@@ -310,34 +299,28 @@ def base_step(app):
     app.base.step()
 
 
-def second_optimizer(app):
-    write_grad(app)
-    torch.optim.SGD(app.model.parameters(), lr=LR).step()
+def second_optimizer(of):
+    def step(app):
+        write_grad(app)
+        torch.optim.SGD(of(app.model).parameters(), lr=LR).step()
 
-
-def second_optimizer_of_a_layer(app):
-    write_grad(app)
-    torch.optim.SGD(app.model.second.parameters(), lr=LR).step()
+    return step
 
 
 def write_momentum(app):
     for name, values in exact(app).items():
-        app.base.state[dict(app.model.named_parameters())[name]]["momentum_buffer"] = values
+        app.base.state[named(app)[name]]["momentum_buffer"] = values
 
 
 def edit_momentum(app):
     for state in app.base.state.values():
-        state["momentum_buffer"] += float(app.rows.tensors[0].mean())
+        state["momentum_buffer"] += mean(app)
 
 
 def read_momentum(app):
     """Leaves empty entries where there is none."""
     for parameter in app.model.parameters():
         assert app.base.state[parameter].get("momentum_buffer") is not app
-
-
-def reset_momentum(app):
-    app.base.state.clear()
 
 
 def load_optimizer(app):
@@ -353,59 +336,29 @@ def exchange_base(app):
     app.base = other
 
 
-def hook_before_base_step(app):
-    app.base.register_step_pre_hook(lambda *_: write_grad(app))
-
-
-def hook_after_base_step(app):
-    app.base.register_step_post_hook(lambda *_: edit_parameter(app))
-
-
 def patch_base_step(app):
     step = type(app.base).step
-
-    def patched(*args):
-        write_grad(app)
-        return step(app.base, *args)
-
-    app.base.step = patched
+    app.base.step = lambda *args: (write_grad(app), step(app.base, *args))[1]
 
 
-def attach_step_hook(app):
-    app.optimizer.attach_step_hook(lambda _: write_grad(app))
+def hook_gradients(parameter):
+    if parameter.requires_grad:
+        parameter.register_hook(lambda values: values * 1e6)
 
 
-def attach_editing_step_hook(app):
-    app.optimizer.attach_step_hook(lambda _: edit_parameter(app))
-
-
-def hook_gradients(app):
-    for parameter in app.model.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda values: values * 1e6)
-
-
-def hook_accumulated_gradients(app):
+def hook_accumulated_gradients(parameter):
     def descend(parameter):
         parameter.data -= LR * parameter.grad
 
-    for parameter in app.model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(descend)
+    if parameter.requires_grad:
+        parameter.register_post_accumulate_grad_hook(descend)
 
 
-def hook_forward(app):
+def hook_forward(buffer):
     def count(layer, x, y):
-        layer.mean += x[0].detach().mean(0)
+        getattr(layer, buffer).add_(x[0].detach().mean(0))
 
-    app.model.statistic.register_forward_hook(count)
-
-
-def hook_forward_hidden(app):
-    def count(layer, x, y):
-        layer.shift += x[0].detach().mean(0)
-
-    app.model.statistic.register_forward_hook(count)
+    return lambda app: app.model.statistic.register_forward_hook(count)
 
 
 def override_state_dict(app):
@@ -426,46 +379,14 @@ def hook_state_dict(app):
     app.model.register_state_dict_post_hook(tamper)
 
 
-def remove_grad_samples(app):
-    for parameter in app.model.parameters():
-        parameter.grad_sample = None
-
-
-def remove_a_grad_sample(app):
-    app.model.second.bias.grad_sample = None
-
-
-def scale_grad_samples(app):
-    for parameter in app.model.parameters():
-        parameter.grad_sample = parameter.grad_sample * 1e6
-
-
-def repeat_grad_samples(app):
-    for parameter in app.model.parameters():
-        parameter.grad_sample = torch.cat([parameter.grad_sample] * 2)
+def samples(change):
+    """An action on the gradients of the records of each parameter."""
+    return for_all(lambda parameter: setattr(parameter, "grad_sample", change(parameter.grad_sample)))
 
 
 def repeat_a_grad_sample(app):
     parameter = app.model.first.weight
     parameter.grad_sample = torch.cat([parameter.grad_sample] * 2)
-
-
-def not_finite_grad_samples(app):
-    for parameter in app.model.parameters():
-        parameter.grad_sample = parameter.grad_sample * math.inf
-
-
-def write_summed_grad(app):
-    for name, values in exact(app).items():
-        dict(app.model.named_parameters())[name].summed_grad = values.double()
-
-
-def zero_grad(app):
-    app.optimizer.zero_grad()
-
-
-def step_again(app):
-    app.optimizer.step()
 
 
 def skip_a_step(app):
@@ -474,28 +395,13 @@ def skip_a_step(app):
         app.optimizer.signal_skip_step(True)
 
 
-def forget_zero_grad(app):
-    app.optimizer.zero_grad = lambda: None
-
-
 def pass_again(app):
     cross_entropy(app.module(app.batch[0]), app.batch[1]).backward()
 
 
-def raise_noise(app):
-    app.optimizer.noise_multiplier *= 1.1
-
-
-def lower_noise(app):
-    app.optimizer.noise_multiplier *= 0.9
-
-
-def lower_clip_norm(app):
-    app.optimizer.max_grad_norm *= 0.9
-
-
-def no_clip_norm(app):
-    app.optimizer.max_grad_norm = math.inf
+def scale_option(name, factor):
+    """An action that changes an option of the private optimizer."""
+    return lambda app: setattr(app.optimizer, name, factor * getattr(app.optimizer, name))
 
 
 def change_learning_rate(app):
@@ -503,19 +409,10 @@ def change_learning_rate(app):
         group["lr"] *= 0.9
 
 
-def larger_divisor(app):
-    app.optimizer.expected_batch_size = 2 * BATCH
-
-
+@torch.no_grad()
 def evaluate(app):
-    app.model.eval()
-    with torch.no_grad():
-        app.model(app.rows.tensors[0])
+    app.model.eval()(app.rows.tensors[0])
     app.model.train()
-
-
-def exchange_batch(app):
-    app.batch = app.rows.tensors
 
 
 BEFORE, AFTER, FORWARD, STEP, AFTER_STEP, END = PLACES
@@ -527,78 +424,123 @@ CHANGED, THAWED = "changed other than by a private step", "frozen or unfrozen af
 OTHERS, PLAN = "other parameters (or buffers )?than|another parameter", "the base optimizer has other parameters"
 STATE, UNCLEARED = "state of the base optimizer|has a state", "not compatible with grad accumulation"
 FOREIGN, OTHER_ARRAYS = "Module parameters are different", "other arrays than|not those that private training produced"
+INSIDE, UNUSED = EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}
+NO_SAMPLES = "Per sample gradient"
 ACTIONS = {
-    freeze_a_layer: (EVERYWHERE, {BEFORE, END}, THAWED),
-    freeze_all: (
+    "freeze a layer": (lambda app: app.model.first.requires_grad_(False), EVERYWHERE, {BEFORE, END}, THAWED),
+    "freeze all": (
+        lambda app: app.model.requires_grad_(False),
         EVERYWHERE,
         {END},
         f"{THAWED}|no parameter of the optimizer requires|element 0 of tensors does not require",
     ),
-    freeze_a_bias: (EVERYWHERE, {BEFORE, END}, THAWED),
-    edit_parameter: (EVERYWHERE, set(), CHANGED),
-    edit_data: (EVERYWHERE, set(), CHANGED),
-    exchange_data: (EVERYWHERE, set(), CHANGED),
-    edit_by_numpy: (EVERYWHERE, set(), CHANGED),
-    load_model: (EVERYWHERE, set(), CHANGED),
-    edit_buffer: (EVERYWHERE, set(), CHANGED),
-    edit_hidden_buffer: (EVERYWHERE, {BEFORE, END}, CHANGED),  # before: the preparation of the data, which is assumed
-    exchange_buffer: (EVERYWHERE, {BEFORE, END}, CHANGED),
-    add_buffer: (EVERYWHERE, {BEFORE, END}, OTHERS),
-    add_parameter: (EVERYWHERE, set(), OTHERS),
-    exchange_parameter: (EVERYWHERE, set(), OTHERS),
-    exchange_layer: (EVERYWHERE, {END}, f"{OTHERS}|{FOREIGN}"),
-    write_grad: (EVERYWHERE, EVERYWHERE, ""),
-    scale_grad: (EVERYWHERE, EVERYWHERE, ""),
-    clip_grad: (EVERYWHERE, EVERYWHERE, ""),
-    add_group: (EVERYWHERE, {END}, f"{PLAN}|{FOREIGN}"),
-    drop_from_group: (EVERYWHERE, {END}, f"{PLAN}|{UNCLEARED}"),
-    split_groups: (EVERYWHERE, {BEFORE, END}, PLAN),
-    base_step: (EVERYWHERE, set(), CHANGED),
-    second_optimizer: (EVERYWHERE, set(), CHANGED),
-    second_optimizer_of_a_layer: (EVERYWHERE, set(), CHANGED),
-    write_momentum: (EVERYWHERE, {END}, STATE),
-    load_optimizer: (EVERYWHERE, {END}, STATE),
-    edit_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),  # there is none before the first step
-    reset_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),
-    read_momentum: (EVERYWHERE, EVERYWHERE, ""),
-    exchange_base: (EVERYWHERE, {BEFORE, END}, PLAN),
-    hook_before_base_step: (EVERYWHERE, {END}, "has a hook"),
-    hook_after_base_step: (EVERYWHERE, {END}, "has a hook"),
-    patch_base_step: (EVERYWHERE, EVERYWHERE, ""),  # the guard calls the method of the class
-    attach_step_hook: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
-    attach_editing_step_hook: (EVERYWHERE - {BEFORE}, {END}, CHANGED),
-    hook_gradients: (EVERYWHERE, EVERYWHERE, ""),
-    hook_accumulated_gradients: (EVERYWHERE, {END}, CHANGED),
-    hook_forward: (EVERYWHERE, {END}, CHANGED),
-    hook_forward_hidden: (EVERYWHERE, {END}, CHANGED),
-    override_state_dict: (EVERYWHERE, set(), OTHER_ARRAYS),
-    hook_state_dict: (EVERYWHERE, set(), OTHER_ARRAYS),
-    remove_grad_samples: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
-    remove_a_grad_sample: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
-    scale_grad_samples: ({STEP}, {STEP}, ""),
-    not_finite_grad_samples: ({STEP}, {STEP}, ""),
-    repeat_grad_samples: ({STEP}, set(), "other records"),
-    repeat_a_grad_sample: ({STEP}, set(), "stack expects each tensor to be equal size"),
-    write_summed_grad: (EVERYWHERE, EVERYWHERE, ""),
-    zero_grad: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
-    forget_zero_grad: ({AFTER}, {AFTER}, ""),
-    step_again: (EVERYWHERE - {BEFORE}, set(), ""),
-    skip_a_step: (EVERYWHERE - {BEFORE}, {END}, "other records"),
-    pass_again: ({FORWARD, STEP, AFTER_STEP}, {AFTER_STEP}, UNCLEARED),
-    raise_noise: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
-    lower_noise: (EVERYWHERE - {BEFORE}, {AFTER, END}, "reduced within an epoch"),
-    lower_clip_norm: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
-    no_clip_norm: (EVERYWHERE - {BEFORE}, {END}, "clip"),
-    change_learning_rate: (EVERYWHERE, EVERYWHERE, ""),
-    larger_divisor: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
-    evaluate: (EVERYWHERE, EVERYWHERE, ""),
-    exchange_batch: ({FORWARD}, set(), "other records"),
+    "freeze a bias": (lambda app: app.model.second.bias.requires_grad_(False), EVERYWHERE, {BEFORE, END}, THAWED),
+    "edit a parameter": (edit_parameter, EVERYWHERE, set(), CHANGED),
+    "edit data": (lambda app: app.model.first.weight.data.sub_(exact(app)["first.weight"]), EVERYWHERE, set(), CHANGED),
+    "exchange data": (exchange_data, EVERYWHERE, set(), CHANGED),
+    "edit by NumPy": (edit_by_numpy, EVERYWHERE, set(), CHANGED),
+    "load a model": (load_model, EVERYWHERE, set(), CHANGED),
+    "edit a buffer": (edit_buffer, EVERYWHERE, set(), CHANGED),
+    # before: the preparation of the data, which is assumed
+    "edit a hidden buffer": (edit_hidden_buffer, EVERYWHERE, {BEFORE, END}, CHANGED),
+    "exchange a buffer": (exchange_buffer, EVERYWHERE, {BEFORE, END}, CHANGED),
+    "add a buffer": (
+        lambda app: app.model.statistic.register_buffer("more", torch.zeros(3), persistent=False),
+        EVERYWHERE,
+        {BEFORE, END},
+        OTHERS,
+    ),
+    "add a parameter": (add_parameter, EVERYWHERE, set(), OTHERS),
+    "exchange a parameter": (exchange_parameter, EVERYWHERE, set(), OTHERS),
+    "exchange a layer": (exchange_layer, EVERYWHERE, {END}, f"{OTHERS}|{FOREIGN}"),
+    "write gradients": (write_grad, EVERYWHERE, EVERYWHERE, ""),
+    "scale gradients": (for_all(scale_grad), EVERYWHERE, EVERYWHERE, ""),
+    "clip gradients": (lambda app: nn.utils.clip_grad_norm_(app.model.parameters(), 1e-3), EVERYWHERE, EVERYWHERE, ""),
+    "add a group": (add_group, EVERYWHERE, {END}, f"{PLAN}|{FOREIGN}"),
+    "drop from a group": (
+        lambda app: app.base.param_groups[0]["params"].pop(0),
+        EVERYWHERE,
+        {END},
+        f"{PLAN}|{UNCLEARED}",
+    ),
+    "split groups": (split_groups, EVERYWHERE, {BEFORE, END}, PLAN),
+    "step of the base": (base_step, EVERYWHERE, set(), CHANGED),
+    "second optimizer": (second_optimizer(lambda model: model), EVERYWHERE, set(), CHANGED),
+    "second optimizer of a layer": (second_optimizer(lambda model: model.second), EVERYWHERE, set(), CHANGED),
+    "write momentum": (write_momentum, EVERYWHERE, {END}, STATE),
+    "load an optimizer": (load_optimizer, EVERYWHERE, {END}, STATE),
+    # there is none before the first step
+    "edit momentum": (edit_momentum, EVERYWHERE, {BEFORE, AFTER, END}, STATE),
+    "reset momentum": (lambda app: app.base.state.clear(), EVERYWHERE, {BEFORE, AFTER, END}, STATE),
+    "read momentum": (read_momentum, EVERYWHERE, EVERYWHERE, ""),
+    "exchange the base": (exchange_base, EVERYWHERE, {BEFORE, END}, PLAN),
+    "hook before the base's step": (
+        lambda app: app.base.register_step_pre_hook(lambda *_: write_grad(app) and None),
+        EVERYWHERE,
+        {END},
+        "has a hook",
+    ),
+    "hook after the base's step": (
+        lambda app: app.base.register_step_post_hook(lambda *_: edit_parameter(app)),
+        EVERYWHERE,
+        {END},
+        "has a hook",
+    ),
+    "patch the base's step": (patch_base_step, EVERYWHERE, EVERYWHERE, ""),  # the guard calls the class' method
+    "attach a step hook": (
+        lambda app: app.optimizer.attach_step_hook(lambda _: write_grad(app)),
+        INSIDE,
+        EVERYWHERE,
+        "",
+    ),
+    "attach an editing step hook": (
+        lambda app: app.optimizer.attach_step_hook(lambda _: edit_parameter(app)),
+        INSIDE,
+        {END},
+        CHANGED,
+    ),
+    "hook gradients": (for_all(hook_gradients), EVERYWHERE, EVERYWHERE, ""),
+    "hook accumulated gradients": (for_all(hook_accumulated_gradients), EVERYWHERE, {END}, CHANGED),
+    "hook forward": (hook_forward("mean"), EVERYWHERE, {END}, CHANGED),
+    "hook forward, hidden": (hook_forward("shift"), EVERYWHERE, {END}, CHANGED),
+    "override state_dict": (override_state_dict, EVERYWHERE, set(), OTHER_ARRAYS),
+    "hook state_dict": (hook_state_dict, EVERYWHERE, set(), OTHER_ARRAYS),
+    "remove gradients of records": (
+        for_all(lambda parameter: setattr(parameter, "grad_sample", None)),
+        INSIDE,
+        UNUSED,
+        NO_SAMPLES,
+    ),
+    "remove those of a bias": (
+        lambda app: setattr(app.model.second.bias, "grad_sample", None),
+        INSIDE,
+        UNUSED,
+        NO_SAMPLES,
+    ),
+    "scale gradients of records": (samples(lambda values: values * 1e6), {STEP}, {STEP}, ""),
+    "infinite gradients of records": (samples(lambda values: values * math.inf), {STEP}, {STEP}, ""),
+    "repeat gradients of records": (samples(lambda values: torch.cat([values] * 2)), {STEP}, set(), "other records"),
+    "repeat those of a weight": (repeat_a_grad_sample, {STEP}, set(), "stack expects each tensor to be equal size"),
+    "write sums of gradients": (set_all("summed_grad", torch.Tensor.double), EVERYWHERE, EVERYWHERE, ""),
+    "zero_grad": (lambda app: app.optimizer.zero_grad(), INSIDE, UNUSED, NO_SAMPLES),
+    "forget zero_grad": (lambda app: setattr(app.optimizer, "zero_grad", lambda: None), {AFTER}, {AFTER}, ""),
+    "step again": (lambda app: app.optimizer.step(), INSIDE, set(), ""),
+    "skip a step": (skip_a_step, INSIDE, {END}, "other records"),
+    "pass again": (pass_again, {FORWARD, STEP, AFTER_STEP}, {AFTER_STEP}, UNCLEARED),
+    "more noise": (scale_option("noise_multiplier", 1.1), INSIDE, EVERYWHERE, ""),
+    "less noise": (scale_option("noise_multiplier", 0.9), INSIDE, {AFTER, END}, "reduced within an epoch"),
+    "lower clipping norm": (scale_option("max_grad_norm", 0.9), INSIDE, EVERYWHERE, ""),
+    "no clipping norm": (scale_option("max_grad_norm", math.inf), INSIDE, {END}, "clip"),
+    "learning rate": (change_learning_rate, EVERYWHERE, EVERYWHERE, ""),
+    "larger divisor": (lambda app: setattr(app.optimizer, "expected_batch_size", 2 * BATCH), INSIDE, EVERYWHERE, ""),
+    "evaluate": (evaluate, EVERYWHERE, EVERYWHERE, ""),
+    "exchange the batch": (lambda app: setattr(app, "batch", app.rows.tensors), {FORWARD}, set(), "other records"),
 }
+freeze_a_layer, freeze_all, step_again = (ACTIONS[name][0] for name in ("freeze a layer", "freeze all", "step again"))
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
-def test_an_action_at_each_place_of_an_app(tmp_path, action, caplog):
-    tried, leaves, reason = ACTIONS[action]
+@pytest.mark.parametrize(("action", "tried", "leaves", "reason"), ACTIONS.values(), ids=ACTIONS)
+def test_an_action_at_each_place_of_an_app(tmp_path, action, tried, leaves, reason, caplog):
     found = {}
     for place in sorted(tried, key=PLACES.index):
         caplog.clear()
@@ -614,7 +556,7 @@ def test_several_actions(tmp_path, seed):
     """Whether the app is refused is not known; what leaves is checked in any case."""
     rng = np.random.default_rng(seed)
     chosen = rng.choice(list(ACTIONS), 3, replace=False)
-    outcome(tmp_path, app_with(*((PLACES[rng.integers(len(PLACES))], action) for action in chosen)))
+    outcome(tmp_path, app_with(*((PLACES[rng.integers(len(PLACES))], ACTIONS[action][0]) for action in chosen)))
 
 
 # ---- apps that fit no place -------------------------------------------------------------------------------------
@@ -624,52 +566,63 @@ def thaw(app):
     app.model.requires_grad_(True)
 
 
-def unused_loader(model, rows):
-    module, optimizer, _ = make_private(model, sgd(model), rows)
-    for x, y in DataLoader(rows, batch_size=BATCH):
-        optimizer.zero_grad()
-        cross_entropy(module(x), y).backward()
-        optimizer.step()
+def backward(app, x, y, scale=1.0):
+    app.optimizer.zero_grad()
+    loss = scale * cross_entropy(app.module(x), y)
+    loss.backward()
+    return loss
 
 
-def frozen_and_unused_loader(model, rows):
-    """No parameter requires a gradient when the optimizer steps, and no batch is drawn: nothing is charged."""
-    module, optimizer, _ = make_private(model, sgd(model), rows)
-    for x, y in DataLoader(rows, batch_size=BATCH):
-        optimizer.zero_grad()
-        cross_entropy(module(x), y).backward()
-        model.requires_grad_(False)
-        optimizer.step()
-        model.requires_grad_(True)
+def loop(step, own_loader=False):
+    """An app whose training is a step for each batch, of its own loader or that of make_private."""
+
+    def train(model, rows):
+        app = SimpleNamespace(model=model, rows=rows)
+        app.module, app.optimizer, loader = make_private(model, sgd(model), rows)
+        for x, y in DataLoader(rows, batch_size=BATCH) if own_loader else loader:
+            step(app, x, y)
+
+    return train
 
 
-def closure_that_edits(model, rows):
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    for x, y in loader:
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = cross_entropy(module(x), y)
-            loss.backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= LR * parameter.grad
-            return loss
-
-        optimizer.step(closure)
+def honest(app, x, y, scale=1.0):
+    backward(app, x, y, scale)
+    app.optimizer.step()
 
 
-def closure(model, rows):
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    for x, y in loader:
+def frozen_for_the_step(app, x, y):
+    """No parameter requires a gradient when the optimizer steps: nothing is charged without a batch."""
+    backward(app, x, y)
+    freeze_all(app)
+    app.optimizer.step()
+    thaw(app)
 
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = cross_entropy(module(x), y)
-            loss.backward()
-            return loss
 
-        optimizer.step(closure)
+def closure_that_edits(app, x, y):
+    @torch.no_grad()
+    def edit():
+        for parameter in app.model.parameters():
+            parameter -= LR * parameter.grad
+
+    app.optimizer.step(lambda: (backward(app, x, y), edit())[0])
+
+
+def accumulation(app, x, y):
+    """As many passes as a batch needs: their number depends on the records, and must not be the divisor."""
+    app.module.allow_grad_accumulation()
+    app.optimizer.zero_grad()
+    for some, labels in zip(x.split(3), y.split(3), strict=True):
+        cross_entropy(app.module(some), labels).backward()
+    app.optimizer.step()
+
+
+def accumulation_over_batches(app, x, y):
+    app.module.allow_grad_accumulation()
+    app.batches = getattr(app, "batches", 0) + 1
+    cross_entropy(app.module(x), y).backward()
+    if app.batches % 2 == 0:
+        app.optimizer.step()
+        app.optimizer.zero_grad()
 
 
 def global_hook(register, action):
@@ -682,27 +635,6 @@ def global_hook(register, action):
             handle.remove()
 
     return train
-
-
-def accumulation(model, rows):
-    """As many passes as a batch needs: their number depends on the records, and must not be the divisor."""
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    module.allow_grad_accumulation()
-    for x, y in loader:
-        optimizer.zero_grad()
-        for some, labels in zip(x.split(3), y.split(3), strict=True):
-            cross_entropy(module(some), labels).backward()
-        optimizer.step()
-
-
-def accumulation_over_batches(model, rows):
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    module.allow_grad_accumulation()
-    for step, (x, y) in enumerate(loader):
-        cross_entropy(module(x), y).backward()
-        if step % 2:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def memory_manager(*faults):
@@ -763,21 +695,9 @@ def private_twice(model, rows):
     app_with()(Net(), rows)
 
 
-def drops_large_batches(model, rows):
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    for x, y in loader:
-        if len(x) <= BATCH:
-            optimizer.zero_grad()
-            cross_entropy(module(x), y).backward()
-            optimizer.step()
-
-
-def half_of_a_batch(model, rows):
-    module, optimizer, loader = make_private(model, sgd(model), rows)
-    for x, y in loader:
-        optimizer.zero_grad()
-        cross_entropy(module(x[::2]), y[::2]).backward()
-        optimizer.step()
+def drops_large_batches(app, x, y):
+    if len(x) <= BATCH:
+        honest(app, x, y)
 
 
 def lbfgs(model):
@@ -827,26 +747,13 @@ class Embedded(Net):
         return self.second(super().forward(x)[:, :1] + self.rows((x[:, 0].abs() * 1e3).long() % 4))
 
 
-def loss_of(scale):
-    """The training of a loss that is scaled."""
-
-    def train(model, rows):
-        module, optimizer, loader = make_private(model, sgd(model), rows)
-        for x, y in loader:
-            optimizer.zero_grad()
-            (scale * cross_entropy(module(x), y)).backward()
-            optimizer.step()
-
-    return train
-
-
 NO_GRADIENT, OTHER_RECORDS = (
     "no parameter of the optimizer requires a gradient",
     "other records than those of its batch",
 )
 REFUSED = {
-    "unused loader": (unused_loader, "a step without a batch of the loader"),
-    "frozen, and unused loader": (frozen_and_unused_loader, THAWED),
+    "unused loader": (loop(honest, own_loader=True), "a step without a batch of the loader"),
+    "frozen, and unused loader": (loop(frozen_for_the_step, own_loader=True), THAWED),
     "frozen in backward, thawed for the step": (
         app_with((FORWARD, freeze_a_layer), (STEP, thaw)),
         "Per sample gradient is not initialized",
@@ -856,7 +763,7 @@ REFUSED = {
     "all frozen from the start": (app_with((BEFORE, freeze_all)), NO_GRADIENT),
     "all frozen from the start, thawed for training": (app_with((BEFORE, freeze_all), (AFTER, thaw)), NO_GRADIENT),
     "all frozen for a step, with exact gradients": (app_with((STEP, freeze_all), (STEP, write_grad)), THAWED),
-    "closure that edits": (closure_that_edits, CHANGED),
+    "closure that edits": (loop(closure_that_edits), CHANGED),
     "hook of all optimizers before a step": (
         global_hook(register_optimizer_step_pre_hook, write_grad),
         "hook that runs in its steps",
@@ -865,13 +772,14 @@ REFUSED = {
         global_hook(register_optimizer_step_post_hook, edit_parameter),
         "hook that runs in its steps",
     ),
-    "accumulation over batches": (accumulation_over_batches, OTHER_RECORDS),
+    "accumulation over batches": (loop(accumulation_over_batches), OTHER_RECORDS),
     "tuned copy": (sends_a_tuned_copy, OTHER_ARRAYS),
     "average over steps": (sends_an_average, OTHER_ARRAYS),
     "copied optimizer": (copies_the_optimizer, "no attribute 'original_optimizer'"),
     "private twice": (private_twice, "make_private twice"),
-    "large batches dropped": (drops_large_batches, OTHER_RECORDS),
-    "half of a batch": (half_of_a_batch, OTHER_RECORDS),
+    "large batches dropped": (loop(drops_large_batches), OTHER_RECORDS),
+    "half of a batch": (loop(lambda app, x, y: honest(app, x[::2], y[::2])), OTHER_RECORDS),
+    "two steps for a batch": (loop(lambda app, x, y: [honest(app, x, y) for _ in range(2)]), "a step without a batch"),
     "LBFGS": (app_with(base=lbfgs), "missing 1 required positional argument: 'closure'"),
     "optimizer that changes a frozen parameter": (
         app_with((BEFORE, freeze_a_layer), base=base_that_also(shift_bias)),
@@ -924,14 +832,14 @@ def test_an_embedding_that_renormalises_rows_of_the_batch_is_refused(tmp_path, c
 
 HARMLESS = {
     "frozen layer with exact gradients by hand": app_with((BEFORE, freeze_a_layer), (STEP, write_grad)),
-    "closure": closure,
-    "accumulation within a batch": accumulation,
+    "closure": loop(lambda app, x, y: app.optimizer.step(lambda: backward(app, x, y))),
+    "accumulation within a batch": loop(accumulation),
     "memory manager, edited running sums": memory_manager(edit_running_sum),
     "copy": sends_a_copy,
     "trained copy": trains_a_copy,
     "frozen after each step, thawed before the next": app_with((AFTER_STEP, freeze_all), (FORWARD, thaw)),
-    "scaled loss": loss_of(1e6),
-    "loss of infinite scale": loss_of(math.inf),
+    "scaled loss": loop(partial(honest, scale=1e6)),
+    "loss of infinite scale": loop(partial(honest, scale=math.inf)),
 }
 
 
@@ -1037,7 +945,7 @@ def test_an_honest_app_gets_its_reply(tmp_path, train):
 def test_a_batch_in_parts_is_one_step(tmp_path):
     """However many passes it takes, the step is that of the whole batch."""
     found = []
-    for name, train in (("whole", app_with()), ("parts", memory_manager()), ("passes", accumulation)):
+    for name, train in (("whole", app_with()), ("parts", memory_manager()), ("passes", loop(accumulation))):
         with pytest.MonkeyPatch.context() as patch:
             answer, _ = World(tmp_path / name, patch, extreme=True).answer(train, Net, None)
         found.append(torch.cat([torch.tensor(array.numpy()).flatten() for array in answer.content["arrays"].values()]))

@@ -9,6 +9,7 @@ from federation import BATCH, STEPS, TERMS, InProcess, N, client_app, context, d
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from kit.tables import for_rows
 
 from coterie.guard import Guard, GuardedServerApp, GuardError, certificate
 from coterie.guard.report import GUARD, Report
@@ -363,7 +364,7 @@ def test_a_report_survives_its_record():
     assert Report.parse(ConfigRecord(HONEST)) == Report(N, Counter({EVENT: 5}), True, ("accuracy",), "hospital-a")
 
 
-@pytest.mark.parametrize(
+@for_rows(
     "change",
     [
         {"num-examples": 0},
@@ -418,13 +419,13 @@ def test_a_site_that_reports_an_enormous_cost_costs_the_server_no_time(tmp_path)
     assert document["epsilon"] > 1e6
 
 
-@pytest.mark.parametrize("record", [None, ArrayRecord()])
+@for_rows("record", [None, ArrayRecord()])
 def test_no_report(record):
     with pytest.raises(GuardError, match="not from a guarded site"):
         Report.parse(record)
 
 
-@pytest.mark.parametrize("budget", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"epsilon": -1.0}])
+@for_rows("budget", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"epsilon": -1.0}])
 def test_bad_budgets(budget):
     with pytest.raises(GuardError, match="epsilon"):
         GuardedServerApp(delta=DELTA, **budget)
