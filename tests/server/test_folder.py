@@ -340,11 +340,6 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
             np.testing.assert_array_equal(kept[name], values)
 
 
-def test_evidence_is_compressed(folder, path):
-    folder.save_artifact("distances", {"matrix": np.zeros((500, 500), np.float32)})
-    assert (path / "evidence" / "distances.npz").stat().st_size < 10_000
-
-
 def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):
     """The first line of its ledger keeps what lay outside the guarantee when it was written."""
     RunFolder.create(path, RunConfig(SETTINGS)).close()
