@@ -27,7 +27,6 @@ _VERSION = {PYPROJECT: r'^version = ".*"$', ROOT / "CITATION.cff": r"^version: .
 EXAMPLES = {
     "audit": "coterie audit",
     "privacy guard": "coterie privacy guard LEDGER",
-    "privacy spent": "coterie privacy spent LEDGER",
     "purge": "coterie purge superlink.db",
     "run": "coterie run --strategy fedavg --epsilon 2 --seed 0",
     "strategies": "coterie strategies",

@@ -43,7 +43,6 @@ ELSEWHERE = {
     ("bench",): "bench/test_bench.py",
     ("audit",): "audit/test_audit_runs.py",
     ("datasets", "--download"): "datasets/test_images.py",
-    ("privacy", "spent"): "cli/test_cli_privacy.py",
     ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",
     ("certs", "pki", "--submitter"): "deploy/test_run_request.py",

@@ -1,4 +1,4 @@
-"""``coterie budget``: show, copy, restore and reconcile the budget file of a client."""
+"""``coterie budget``: create and show budgets; copy, restore and reconcile the budget file of a client."""
 
 from __future__ import annotations
 
@@ -9,9 +9,29 @@ import typer
 
 from coterie.cli.console import JsonFlag, answer, console_for, group
 
-app = group("Care for the privacy budget of a client's data, which its owner keeps.")
+app = group("Create, show and care for privacy budgets: of a client's data, or of runs on the same clients.")
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Budget file; default name: .coterie-budget.jsonl.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Budget file or ledger of a client or of runs.")]
+
+
+@app.command("create")
+def budget_create(
+    file: File,
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the budget.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")],
+    clients: Annotated[int, typer.Option(min=1, help="M, number of clients of all runs.")],
+    sampler: Annotated[str, typer.Option(help="Sampler: poisson (joint) or fixed (rr-slot).")] = "poisson",
+) -> None:
+    """Create a budget that runs on the same clients share, for coterie run --budget-file."""
+    from coterie.cli.privacy import positive
+    from coterie.privacy import Event, PrivacyError, SharedBudget
+    from coterie.privacy.accounting import check_delta
+
+    if file.exists():
+        raise PrivacyError(f"{file} already exists, and budgets cannot be changed: choose another file")
+    check_delta(delta)
+    Event(1.0, positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
+    SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
 
 
 @app.command("show")

@@ -160,19 +160,6 @@ def schema(
     print(draft(file, label), end="")
 
 
-@app.command(
-    hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-def scales() -> None:
-    """Refuse a command of earlier versions."""
-    from coterie.datasets import DataError
-
-    raise DataError(
-        "coterie data scales was removed, since it read private records: take mean, scale and range of every column "
-        "from publications, and write them into the schema (docs/tables.md, What is public)"
-    )
-
-
 def _parts(path: Path) -> list[Path]:
     """Return the file, or the tables of a folder."""
     from coterie.datasets import DataError

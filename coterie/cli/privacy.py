@@ -224,31 +224,6 @@ def _signature(run: Path, key: Ed25519PublicKey | None) -> tuple[str, list[str]]
     return f"valid, by the key with SHA-256 {operator_fingerprint(key)}", []
 
 
-@app.command("spent")
-def privacy_spent(
-    ledger: Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger of a client: client-ID.ledger.jsonl.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Show the privacy spending of a record-level client over all runs, and its budget."""
-    from coterie.privacy import epsilon as cost
-    from coterie.privacy import read_ledger
-    from coterie.privacy.ledger import count_events
-
-    header, charges = read_ledger(ledger)
-    events = count_events(charges)
-    answer(
-        {
-            "epsilon": cost(events, header["delta"], header["accountant"]),
-            "epsilon_rdp": cost(events, header["delta"], "rdp"),
-            "epsilon_budget": header["epsilon"],
-            "delta": header["delta"],
-            "rounds": len({charge["round"] for charge in charges}),
-            "steps": events.total(),
-        },
-        as_json,
-    )
-
-
 @app.command("total")
 def privacy_total(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, at client level.")],
@@ -274,36 +249,6 @@ def privacy_total(
     screen = Console(highlight=False, soft_wrap=True, markup=False)
     for reason in composition["reasons"]:
         screen.print(f"not certified: {reason}")
-
-
-@app.command("budget")
-def privacy_budget(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Budget file, for coterie run --budget-file.")],
-    epsilon: Annotated[float | None, typer.Option(help="Epsilon of a new budget.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of a new budget.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="M, number of clients of all runs.")] = None,
-    sampler: Annotated[str, typer.Option(help="Sampler: poisson (joint) or fixed (rr-slot).")] = "poisson",
-    as_json: JsonFlag = False,
-) -> None:
-    """Create a budget that several runs share, or show how much of it is spent."""
-    from coterie.privacy import Event, PrivacyError, SharedBudget, read_ledger
-    from coterie.privacy import epsilon as cost
-    from coterie.privacy.accounting import check_delta
-    from coterie.privacy.ledger import count_events
-
-    if epsilon is not None or delta is not None or clients is not None:
-        if file.exists():
-            raise PrivacyError(f"{file} already exists, and budgets cannot be changed: choose another file")
-        if epsilon is None or delta is None or clients is None:
-            raise PrivacyError("a new budget requires --epsilon, --delta and --clients")
-        check_delta(delta)
-        Event(1.0, positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
-        SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
-    header, charges = read_ledger(file)
-    if "clients" not in header:
-        raise PrivacyError(f"{file} is not a budget file")
-    spent = {"epsilon": cost(count_events(charges), header["delta"]), "epsilon_budget": header["epsilon"]}
-    answer({**spent, **{key: header[key] for key in ("delta", "clients", "sampler")}, "charges": len(charges)}, as_json)
 
 
 def _stated(path: Path) -> dict[str, Any] | None:

@@ -102,8 +102,8 @@ _EXPECTED = {
 def main() -> None:
     """Run the command; every expected failure is one error message and a non-zero exit status."""
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
-    for word in sys.argv[2:]:
-        if removed := removal(f"coterie {sys.argv[1]} {word.partition('=')[0]}"):
+    for word in (*sys.argv[2:3], *(option.partition("=")[0] for option in sys.argv[3:] if option.startswith("--"))):
+        if removed := removal(f"coterie {sys.argv[1]} {word}"):
             print(f"error: {removed}", file=sys.stderr)
             sys.exit(1)
     try:

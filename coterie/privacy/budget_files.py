@@ -70,7 +70,7 @@ def spending(path: Path) -> Spending:
     """
     header, charges = read_ledger(path)
     if "delta" not in header or "plan" in header:
-        raise LedgerError(f"{path} is not the budget file of a client")
+        raise LedgerError(f"{path} is not the budget file of a client or of runs")
     budget = math.inf if header["epsilon"] is None else header["epsilon"]
     events = count_events(charges)
     spent = epsilon_spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0

@@ -553,24 +553,15 @@ def test_runs_that_do_not_add_up_are_refused(coterie, tmp_path):
 
 def test_a_budget_that_runs_share(coterie, tmp_path):
     new = ("--epsilon", 4, "--delta", "1e-4", "--clients", 100)
-    assert_refused(coterie("privacy", "budget", "b.jsonl", "--epsilon", 4), "--delta")
-    assert_refused(coterie("privacy", "budget", "b.jsonl", *new[:4], "--clients", 100, "--sampler", "odd"), "sampler")
-    assert_refused(coterie("privacy", "budget", "b.jsonl", *new[:2], "--delta", 2, "--clients", 100), "delta")
-    found = answered(coterie("privacy", "budget", "b.jsonl", *new, "--json"))
-    assert found == {
-        "epsilon": 0.0,
-        "epsilon_budget": 4.0,
-        "delta": 1e-4,
-        "clients": 100,
-        "sampler": "poisson",
-        "charges": 0,
-    }
-    assert_refused(coterie("privacy", "budget", "b.jsonl", *new), "budgets cannot be changed")
+    assert_refused(coterie("budget", "create", "b.jsonl", *new[:4], "--clients", 100, "--sampler", "odd"), "sampler")
+    assert_refused(coterie("budget", "create", "b.jsonl", *new[:2], "--delta", 2, "--clients", 100), "delta")
+    assert coterie("budget", "create", "b.jsonl", *new) == (0, "", "")
+    assert_refused(coterie("budget", "create", "b.jsonl", *new), "budgets cannot be changed")
     ledger = Ledger(1e-5, 9.0)
     ledger.share(SharedBudget(tmp_path / "b.jsonl", clients=100, sampler="poisson", epsilon=9.0, delta=1e-5))
     ledger.charge_round(1, Event(0.2, 1.5))
     ledger.close()
-    spent = answered(coterie("privacy", "budget", "b.jsonl", "--json"))
+    spent = answered(coterie("budget", "show", "b.jsonl", "--json"))
     assert spent["epsilon"] == pytest.approx(epsilon({Event(0.2, 1.5): 1}, 1e-4))
     assert (spent["epsilon_budget"], spent["charges"]) == (4.0, 1)
 
@@ -582,7 +573,7 @@ def test_runs_of_the_command_line_share_a_budget(coterie):
     status, _, err = coterie("run", *words, "--out", "second")
     assert status == 1
     assert "budget" in err
-    spent = answered(coterie("privacy", "budget", "budget.jsonl", "--json"))
+    spent = answered(coterie("budget", "show", "budget.jsonl", "--json"))
     assert 0 < spent["epsilon"] <= spent["epsilon_budget"]
     assert problems(coterie("privacy", "check", "first", "--json")) == []
 
@@ -653,22 +644,12 @@ def test_audit_of_one_part(coterie):
     assert {finding["quantity"] for finding in document(out)["findings"]} == {"rate", "count"}
 
 
-def test_what_a_client_has_spent(coterie, tmp_path):
-    from coterie.privacy import ClientLedger, RecordPlan
-
-    plan = RecordPlan.calibrated(num_examples=200, batch_size=20, rounds=4, epsilon=3.0, delta=1e-4)
-    ledger = ClientLedger(plan.delta, plan.epsilon, tmp_path / "client-3.ledger.jsonl")
-    for number in (1, 2):
-        ledger.spend(number, plan.part())
-    ledger.close()
-    status, out, _ = coterie("privacy", "spent", tmp_path / "client-3.ledger.jsonl", "--json")
-    told = document(out)
-    assert status == 0
-    assert 0 < told["epsilon"] < told["epsilon_rdp"] < 3
-    assert (told["epsilon_budget"], told["rounds"], told["steps"]) == (3.0, 2, 20)
-    status, _, err = coterie("privacy", "spent", tmp_path / "nobody.jsonl")
-    assert status == 1
-    assert "cannot be read" in err
+def test_commands_that_are_gone_say_what_to_use(coterie, tmp_path):
+    for command in ("spent", "budget"):
+        assert_refused(
+            coterie("privacy", command, "ledger.jsonl"), f"privacy {command} was removed: use coterie budget"
+        )
+    assert_refused(coterie("privacy", "check", "budget"), "budget")  # a folder of this name
 
 
 # ---- banded -----------------------------------------------------------------------------------------------

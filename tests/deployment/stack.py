@@ -282,7 +282,7 @@ class Stack:
     def spent(self, service: str, client: int) -> dict:
         """What the client's own ledger comes to."""
         ledger = f"/state/client-{client}.ledger.jsonl"
-        return json.loads(self.execute(service, "coterie", "privacy", "spent", ledger, "--json").stdout)
+        return json.loads(self.execute(service, "coterie", "budget", "show", ledger, "--json").stdout)
 
     def down(self) -> None:
         self.compose("--profile", "tools", "down", "--volumes", "--timeout", "3", check=False, timeout=120)

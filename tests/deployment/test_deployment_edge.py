@@ -52,7 +52,7 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         server.complete(run)
         assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1], server.log(run) + edge.logs()
         assert server.result("edge")["certified"]
-        assert edge.spent("client", 0)["rounds"] == 2
+        assert edge.spent("client", 0)["charges"] == 2
     finally:
         edge.down()
         server.down()
