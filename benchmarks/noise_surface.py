@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from coterie.privacy import Streams
+from coterie.privacy.mechanisms.dp_sgd import RecordLevel
 from coterie.report.plots import drawing_style, save_figure
 from coterie.server import RunConfig
 from coterie.server.folder import machine, versions
@@ -49,6 +50,7 @@ def config(first, later):
 def noise(first, later, parameters):
     """log10 of the variances of round 1 and of a later round, and z."""
     run = config(first, later)
+    assert isinstance(run.plan, RecordLevel)
     plan = run.plan.worst
 
     def variance(is_first):
