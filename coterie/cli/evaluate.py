@@ -82,15 +82,10 @@ def evaluate(
             }
         )
         return
-    one, names = models.positive(positive), list(models.class_names)
-    about = f"{len(records.x)} records of {records.where}, model of cluster {chosen}"
-    if one is not None:
-        about += f", positive class {names[one]}"
-        others = [name for name in names if name != names[one]]
-        names = [others[0] if len(others) == 1 else "others", names[one]]
     if beats_constant(metrics) is False:
         print("The model is not better than the best constant prediction.")
-    print(about)
+    names, positive_class = _class_names(models, positive)
+    print(f"{len(records.x)} records of {records.where}, model of cluster {chosen}{positive_class}")
     print_table(console, ["metric", "value", "95 % interval", "constant"], _rows(metrics, limits), right=3)
     _print_parts(console, metrics, names)
 
@@ -115,6 +110,15 @@ def _read(models: TrainedModels, file: Path, schema: Path | None, patient: str |
         with suppress(DataError):
             return models.read(file, schema, ids=models.schema.unit.name, held_out=held_out)
     return models.read(file, schema, ids=patient, held_out=held_out)
+
+
+def _class_names(models: TrainedModels, positive: str | None) -> tuple[list[str], str]:
+    """Return the names of the classes, of which a positive one leaves two, and what the headline says of it."""
+    one, names = models.positive(positive), list(models.class_names)
+    if one is None:
+        return names, ""
+    others = [name for name in names if name != names[one]]
+    return [others[0] if len(others) == 1 else "others", names[one]], f", positive class {names[one]}"
 
 
 def _rows(metrics: Performance, limits: Intervals) -> list[list[str]]:

@@ -20,7 +20,7 @@ REMOVED = {
     "client-names": "sites are numbered in results; --site takes the number",
     "clip-factor": "adaptive clipping is to half of the median of norms",
     "clip-quantile": "adaptive clipping is to half of the median of norms",
-    "clipping": "use clip-norm = auto for adaptive clipping",
+    "clipping": "use clip-norm = adaptive for adaptive clipping",
     "cluster-optimizer": "the clusters of lcfl train by FedAvg",
     "coterie data scales": "take mean, scale and range of every column from publications (docs/tables.md)",
     "coterie privacy budget": "use coterie budget create, and coterie budget show",

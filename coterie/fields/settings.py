@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Kind):  # large: one field per property of a setting
-    """The declaration of one setting. An optional one may be None, written "auto": its meaning depends on others.
+    """The declaration of one setting. An optional one may be None, which `none` writes: by default "auto", not set.
 
     Attributes:
         name: full name, such as ``privacy.epsilon``.
@@ -50,6 +50,7 @@ class Setting(Kind):  # large: one field per property of a setting
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
         custom: whether it may also name an object of users.
+        none: text of None. Another one than "auto" is a value that users set, beside a default that is a number.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Setting(Kind):  # large: one field per property of a setting
     place: bool
     only: tuple[str, Collection[Any]] | None
     custom: bool
+    none: str
 
     @property
     def kind(self) -> type:
@@ -76,7 +78,7 @@ class Setting(Kind):  # large: one field per property of a setting
     @property
     def shown_default(self) -> Any:
         """The default as written to files."""
-        return AUTO if self.default is None else self.default
+        return self.none if self.default is None else self.default
 
     def parse(self, value: Any) -> Any:
         """Convert ``value``, which may be text, to the type of the setting, and check it.
@@ -84,7 +86,7 @@ class Setting(Kind):  # large: one field per property of a setting
         Raises:
             ConfigError: it has the wrong type or is not allowed.
         """
-        if self.optional and (value is None or value == AUTO):
+        if self.optional and (value is None or value == self.none):
             return None
         parsed = _convert(self.kind, value)
         if self.kind is str and parsed is not None and len(parsed) > self.longest:
@@ -93,7 +95,7 @@ class Setting(Kind):  # large: one field per property of a setting
         if parsed is None or (number and parsed not in self.bounds) or not self.check(parsed):
             if text := removal(f"{self.key} = {value}"):
                 raise ConfigError(text)
-            auto = f"{AUTO!r} or " if self.optional else ""
+            auto = f"{self.none!r} or " if self.optional else ""
             hint = suggestion(str(value), self.allowed.split(", ")) if self.kind is str else ""
             raise ConfigError(f"{self.name} = {value!r}: must be {auto}{self.allowed}{hint}")
         return parsed
@@ -118,6 +120,7 @@ def setting(
     client: bool = False,
     place: bool = False,
     only: tuple[str, Collection[Any]] | None = None,
+    none: str = AUTO,
 ) -> Any:
     """Declare a field of a :class:`Settings` dataclass; numbers must be finite.
 
@@ -151,7 +154,7 @@ def setting(
     if longest is None:
         longest = MAX_TEXT if client else math.inf
     limits = {"bounds": bounds, "longest": longest, "check": ok, "choices": names, "custom": bool(custom)}
-    flags = {"tuned": tuned, "client": client, "place": place, "only": only}
+    flags = {"tuned": tuned, "client": client, "place": place, "only": only, "none": none}
     return field(default=default, metadata={_SETTING: {"help": help, "allowed": allowed, **limits, **flags}})
 
 
@@ -191,9 +194,9 @@ class Settings:
         return {declared.name: declared for declared in cls.declared().values()}
 
     def values(self) -> dict[str, Any]:
-        """Return all values by full name; None is written "auto"."""
+        """Return all values by full name; None is written as its text, such as "auto"."""
         return {
-            declared.name: AUTO if getattr(self, name) is None else getattr(self, name)
+            declared.name: declared.none if getattr(self, name) is None else getattr(self, name)
             for name, declared in self.declared().items()
         }
 

@@ -54,9 +54,10 @@ class PrivacySettings(Settings):  # large: one field per setting
     )
     clip_norm: float | None = setting(
         0.3,
-        "C, L2 bound of a client's update; at record level c, of a record's gradient; auto: half of the median of the "
-        "norms of updates (gradients), within the guarantee",
+        "C, L2 bound of a client's update; at record level c, of a record's gradient; adaptive: half of the median of "
+        "the norms of updates (gradients), within the guarantee",
         within=CLIP_NORM,
+        none="adaptive",
         tuned=True,
     )
     divisor: str | None = setting(

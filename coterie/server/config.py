@@ -261,19 +261,20 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
         given = combined(values)
-        values = resolved(given)
-        values = values if deployed else _with_columns(values)
-        self._read(values)
+        values = resolved(given) if deployed else _with_columns(resolved(given))
+        for name, table in _TABLES.items():
+            setattr(self, name, _table(table, values))
+        self.options = _table(self.method.settings_class, values)
         self._evaluation_warning = ""
         self._first_step: float | None = None
         if self.aggregation.sampling_rate is None:
-            values = {**values, "aggregation.sampling-rate": planning.sampling_rate(self)}
-            self._read(values)
+            self.aggregation = replace(self.aggregation, sampling_rate=planning.sampling_rate(self))
         if self.evaluation.evaluate is None:
-            values = {**values, "evaluation.evaluate": self._automatic_evaluation(deployed)}
-            self._read(values)
-        if self.evaluation.evaluate_clients is None:
-            self._read({**values, "evaluation.evaluate-clients": self._sampled_clients(deployed)})
+            self._choose_evaluation(deployed)
+        if self.evaluation.evaluate_clients is None:  # diagnostics of a large simulation read some clients
+            exact = self.evaluation.evaluate == "diagnostic" and self.method.produces == "models"
+            some = exact and not deployed and self.data.clients > _EVALUATED
+            self.evaluation = replace(self.evaluation, evaluate_clients=_EVALUATED if some else 0)
         self._check_effective(given)
         self._check_unit(given)
         self._check_combinations()
@@ -305,11 +306,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         }
         return cls(combined(effective, _explicit(changes or {})))
 
-    def _read(self, values: Mapping[str, Any]) -> None:
-        for name, table in _TABLES.items():
-            setattr(self, name, _table(table, values))
-        self.options = _table(self.method.settings_class, values)
-
     @property
     def tables(self) -> tuple[Settings, ...]:
         """All tables."""
@@ -324,7 +320,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """Return the value of a setting by its full name or its last part; None if it is "auto"."""
         full = full_name(name, self.method)
         value = self.values[full]
-        return None if value == AUTO and self.declared[full].optional else value
+        return None if (setting := self.declared[full]).optional and value == setting.none else value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.tables == other.tables
@@ -577,23 +573,19 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     # ---- checks -------------------------------------------------------------------------------------------
 
-    def _automatic_evaluation(self, deployed: bool) -> str:
-        """The value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
-        if not deployed or self.privacy.privacy_unit == "none":
-            return "diagnostic"
-        if self.privacy.privacy_unit == "record":
-            return "off"
+    def _choose_evaluation(self, deployed: bool) -> None:
+        """Set the value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
+        unit = self.privacy.privacy_unit
+        first = "diagnostic" if not deployed or unit == "none" else "off" if unit == "record" else "private"
+        self.evaluation = replace(self.evaluation, evaluate=first)
+        if first != "private":
+            return
         try:
-            _ = RunConfig({**self.values, "evaluation.evaluate": "private"}).plan
+            self._check_combinations()
+            _ = self.plan
         except (ConfigError, PrivacyError) as error:
             self._evaluation_warning = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
-            return "off"
-        return "private"
-
-    def _sampled_clients(self, deployed: bool) -> int:
-        """The value of ``evaluate-clients = "auto"``."""
-        exact = self.evaluation.evaluate == "diagnostic" and self.method.produces == "models"
-        return _EVALUATED if exact and not deployed and self.data.clients > _EVALUATED else 0
+            self.evaluation = replace(self.evaluation, evaluate="off")
 
     def _check_effective(self, given: Mapping[str, Any]) -> None:
         """Check that all given settings have an effect.

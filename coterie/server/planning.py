@@ -137,19 +137,16 @@ def sketch(config: RunConfig) -> Plan:
         return PLANS["none"](noise_multiplier=0.0, **_numbers(config))
     histogram: dict[str, Any] = {}
     if share := score_share(config):
-        histogram = {"histograms": 1, "histogram_noise": _alone(share * config.privacy.epsilon, delta(config))}
+        alone = calibrate(share * config.privacy.epsilon, delta(config), 1.0, 1)  # what it needs by itself
+        histogram = {"histograms": 1, "histogram_noise": alone}
         histogram["histogram_classes"] = config.facts.task.num_classes
     return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config), **histogram)
-
-
-def _alone(epsilon: float, delta: float) -> float:
-    """Return the noise multiplier of a release that costs epsilon by itself."""
-    return calibrate(epsilon, delta, 1.0, 1)
 
 
 def _numbers(config: RunConfig) -> dict[str, Any]:
     """Arguments of the plan, without the noise."""
     privacy = config.privacy
+    every = config.evaluation.evaluate_every if config.evaluation.evaluate == "private" else 0
     numbers: dict[str, Any] = {
         "clients": config.data.clients,
         "num_clusters": max(config.models, 1),
@@ -179,7 +176,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "delta": delta(config),
         "identifier_share": _identifier_share(config),
         "sizes_until": sizes_until(config) or math.inf,
-        "evaluations": _evaluations(config),
+        "evaluations": config.method.evaluations(config.run.rounds, every),
         "evaluation_noise": config.evaluation.evaluate_noise,
     }
 
@@ -221,12 +218,6 @@ def sizes_until(config: RunConfig) -> float:
     return config.reseeding.last(config.run.rounds) if config.reseeding else 0
 
 
-def _evaluations(config: RunConfig) -> int:
-    """Return the number of private evaluations in the run."""
-    every = config.evaluation.evaluate_every if config.evaluation.evaluate == "private" else 0
-    return config.method.evaluations(config.run.rounds, every)
-
-
 # ---- record level -----------------------------------------------------------------------------------------
 
 
@@ -250,7 +241,7 @@ def check_records(config: RunConfig) -> None:
         )
     if config.privacy.clip_norm is None and config.method.produces == "labels":
         raise ConfigError(
-            f"clip-norm = auto requires several rounds: {config.method.name} has one; set it to c, the bound "
+            f"clip-norm = adaptive requires several rounds: {config.method.name} has one; set it to c, the bound "
             "of a record's gradient"
         )
     for name in ("rebalance-min", "reseed-every"):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from flwr.common.logger import log
 
@@ -42,19 +42,6 @@ class Value(NamedTuple):
     round: int
     value: float
     time: int
-
-
-class Series(Protocol):
-    """A place for series."""
-
-    def known(self) -> set[tuple[str, int]]:
-        """Names and rounds of the values that are already there."""
-
-    def write(self, values: Sequence[Value]) -> None:
-        """Append values."""
-
-    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
-        """End the run with an MLflow status, and with facts about its result."""
 
 
 def configured() -> list[str]:
@@ -183,7 +170,11 @@ def _described(error: Exception) -> str:
 
 
 class _TensorBoard:
-    """Event files in ``tensorboard/`` of the run folder; numbers in double precision."""
+    """Event files in ``tensorboard/`` of the run folder; numbers in double precision.
+
+    As of MLflow, `known` returns the names and rounds of the values that are there, `write` appends values, and
+    `finish` ends the run with a status of MLflow and with facts about its result.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -265,4 +256,4 @@ class _MLflow:
         self._client.set_terminated(self._run, status)
 
 
-_SERIES: Mapping[str, Callable[[RunFolder], Series]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
+_SERIES: Mapping[str, Callable[[RunFolder], _TensorBoard | _MLflow]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

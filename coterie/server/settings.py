@@ -10,11 +10,6 @@ from coterie.fields.settings import Settings, setting
 from coterie.strategies.registry import STRATEGIES
 
 
-def _are_names(text: str) -> bool:
-    names = [name.strip() for name in text.split(",")] if text else []
-    return len(set(names)) == len(names) and all(name.isprintable() and 0 < len(name) <= 80 for name in names)
-
-
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """The method, its size, and the run folder. These settings have no table in files."""

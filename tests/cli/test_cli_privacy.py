@@ -74,8 +74,8 @@ def test_privacy_noise(coterie):
 
 def test_the_noise_is_that_of_the_run(coterie, tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text('rounds = 7\nclusters = 2\n[privacy]\nclip-norm = "auto"\nepsilon = 3.0\n')
-    values = {"rounds": 9, "clusters": 2, "clip-norm": "auto", "epsilon": 3.0, "evaluate": "private"}
+    config.write_text('rounds = 7\nclusters = 2\n[privacy]\nclip-norm = "adaptive"\nepsilon = 3.0\n')
+    values = {"rounds": 9, "clusters": 2, "clip-norm": "adaptive", "epsilon": 3.0, "evaluate": "private"}
     plan = RunConfig(values).plan
     words = ("privacy", "noise", "--config", config, "--rounds", 9, *chosen(evaluate="private"), "--json")
     answer = answered(coterie(*words))

@@ -37,11 +37,11 @@ SETTINGS = {
 MECHANISMS = {
     "joint": {},
     "joint, released divisors": {"mechanism": "joint", "divisor": "released"},
-    "joint, adaptive norm": {"mechanism": "joint", "clip-norm": "auto"},
+    "joint, adaptive norm": {"mechanism": "joint", "clip-norm": "adaptive"},
     "banded": {"mechanism": "banded", "rounds": 2, "sampling-rate": 0.5},
     "rr-slot": {"mechanism": "rr-slot"},
     "secure": {"mechanism": "secure", "dropout": 0},
-    "secure, adaptive norm": {"mechanism": "secure", "dropout": 0, "clip-norm": "auto"},
+    "secure, adaptive norm": {"mechanism": "secure", "dropout": 0, "clip-norm": "adaptive"},
 }
 UPDATES = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf, "one NaN": None, "failure": None}
 ENGINES = {"messages": LocalGrid, "sums": SummingGrid, "masks": MaskedGrid}

@@ -161,7 +161,6 @@ def test_every_number_with_a_fraction_has_a_largest_value():
         {"clusters": 20_000, "clients": 50_000},
         {"rounds": 20_000_000},
         {"strategy": "lcfl", "models-per-message": 20_000},
-        {"strategy": "kfed", "local-centroids": 20_000},
         {"strategy": "ppfc-gan", "synthetic-samples": 20_000_000},
         {"epsilon": 1e13},
         {"batch-size": 10**400},

@@ -213,8 +213,8 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
             "privacy.mechanism = 'banded' is for privacy-unit = client: at record level, clients train by DP-SGD",
         ),
         (
-            {"strategy": "ppfc-gan", "privacy-unit": "record", "samples-per-client": 90, "clip-norm": "auto"},
-            "clip-norm = auto requires several rounds: ppfc-gan has one",
+            {"strategy": "ppfc-gan", "privacy-unit": "record", "samples-per-client": 90, "clip-norm": "adaptive"},
+            "clip-norm = adaptive requires several rounds: ppfc-gan has one",
         ),
         ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
         ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice (also to 2)"),
@@ -359,6 +359,16 @@ def test_the_plan_follows_the_keys():
     nothing = RunConfig({"privacy-unit": "none"})
     assert not nothing.plan.private
     assert nothing.budget == math.inf
+
+
+def test_adaptive_clipping_is_a_word_and_auto_is_not_set():
+    config = RunConfig({"clip-norm": "adaptive"})
+    assert config["clip-norm"] is None
+    assert config.values["privacy.clip-norm"] == "adaptive"
+    assert RunConfig.stored(config.values) == config  # as a run folder holds it
+    assert config.plan.clip_share == 0.01
+    assert RunConfig({"clip-norm": "auto"}).plan.clip_norm == 0.3
+    assert RunConfig({"clip-norm": "auto"}).plan.clip_share == 0
 
 
 def test_clients_get_no_seed_unless_the_run_has_one():
@@ -619,7 +629,7 @@ def test_what_own_data_cannot_be_is_refused(wrong, complaint):
         ({"sampling-rate": 0.2}, "epsilon is 19.5, not 8"),
         ({}, ""),
         ({"mechanism": "banded"}, ""),
-        ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.1}, "epsilon is"),
+        ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.3}, "epsilon is 10.7, not 7.99"),
         ({"privacy-unit": "none"}, ""),
         ({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}, ""),
     ],

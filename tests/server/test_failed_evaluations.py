@@ -3,12 +3,12 @@
 import logging
 
 import pytest
+from kit.run_folders import run_in
 
 from coterie.client.handlers import HANDLERS
 from coterie.client.state import ClientError
-from coterie.engine.in_process import LocalGrid
 from coterie.models import ModelError
-from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.server import RunConfig, RunError, RunFolder
 from coterie.wire.messages import EVALUATE, TRAIN
 
 SETTINGS = {
@@ -50,10 +50,7 @@ def traced(shape, classes):
 
 def execute(path, settings=None):
     folder = RunFolder.resume(path, {}) if settings is None else RunFolder.create(path, RunConfig(settings))
-    try:
-        return run(folder, LocalGrid(folder.config["clients"]))
-    finally:
-        folder.close()
+    return run_in(folder)
 
 
 def failing(error):

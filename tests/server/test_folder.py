@@ -332,12 +332,13 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
         with pytest.raises(FolderError, match="power cut"):
             folder.save_artifact("distances", {"matrix": np.ones(3)})
     folder.close()
-    RunFolder.resume(path, {}).close()
-    with np.load(path / "evidence" / "distances.npz", allow_pickle=False) as kept:
-        assert set(kept) == set(seen)
-        for name, values in seen.items():
-            assert kept[name].dtype == values.dtype
-            np.testing.assert_array_equal(kept[name], values)
+    with closing(RunFolder.resume(path, {})) as again:
+        kept = again.load_artifact("distances")
+        assert again.load_artifact("nothing") is None
+    assert set(kept) == set(seen)
+    for name, values in seen.items():
+        assert kept[name].dtype == values.dtype
+        np.testing.assert_array_equal(kept[name], values)
 
 
 def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):

@@ -78,7 +78,7 @@ def dropping(message_type, clients):
         {},
         {"strategy": "fedcam"},
         {"strategy": "fesem"},
-        {"strategy": "rr-cluster", "clip-norm": "auto"},
+        {"strategy": "rr-cluster", "clip-norm": "adaptive"},
         {"sampling-rate": 0.5, "clients": 24},
     ],
     ids=["ifca", "fedcam", "fesem", "rr-cluster, adaptive norm", "two slots"],

@@ -58,11 +58,6 @@ def test_clustering_accuracy_matches_one_to_one(table, correct):
     assert summary["kappa"] == pytest.approx(cohen_kappa_score(groups, agreed))
 
 
-def test_an_unmatched_cluster_is_no_group():
-    clusters, groups = table_to_labels([[3, 0], [0, 4], [2, 0]])
-    assert set(matched(clusters, groups)[clusters == 2].tolist()) == {-1}
-
-
 @for_rows(
     ("table", "found"),
     [

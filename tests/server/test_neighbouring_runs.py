@@ -27,7 +27,7 @@ ALONE = {"privacy-unit": "record", "samples-per-client": RECORDS, "evaluate": "o
 CLIENT_LEVEL = {
     "joint": {"strategy": "ifca", **TWO},
     "joint, own models": {"strategy": "fedavg", "clusters": 1, **PRIVATE, "personalize": "prior"},
-    "joint, adaptive clipping": {"strategy": "fedavg", "clusters": 1, **PRIVATE, "clip-norm": "auto"},
+    "joint, adaptive clipping": {"strategy": "fedavg", "clusters": 1, **PRIVATE, "clip-norm": "adaptive"},
     "joint, shared block": {"strategy": "fedcam", **TWO},
     "banded": {"strategy": "ifca", "mechanism": "banded", **TWO},
     "rr-slot": {"strategy": "rr-cluster", "mechanism": "rr-slot", **TWO},

@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from kit.commands import tree
+from kit.tables import for_rows
 
 from coterie.datasets import DataError, own_federation
 from coterie.engine.in_process import LocalGrid
@@ -159,7 +160,7 @@ def test_fingerprints_stay_on_this_machine(home):
         assert str(home).encode() not in text or name == "result.json", name
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{"], ids=["empty", "a list", "half"])
+@for_rows("content", ["", "[]", "{"])
 def test_a_damaged_file_is_named(home, content):
     (home / "run/local.json").write_text(content)
     with pytest.raises(FolderError, match=r"local\.json"):

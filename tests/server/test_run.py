@@ -194,7 +194,7 @@ EXACT = {"diagnostics.json", "diagnostics.jsonl"}
 @pytest.mark.parametrize(
     ("settings", "further"),
     [
-        ({**SETTINGS, "clip-norm": "auto", "evaluate": "private", "epsilon": 20}, set()),
+        ({**SETTINGS, "clip-norm": "adaptive", "evaluate": "private", "epsilon": 20}, set()),
         ({**SETTINGS, "mechanism": "banded", "sampling-rate": 0.5, "rebalance-min": 0}, EXACT),
         ({**RECORD_LEVEL, "strategy": "rc-dpfl", "evaluate": "off"}, set()),
         ({**RECORD_LEVEL, "strategy": "lcfl"}, EXACT | {"evidence/distances.npz"}),

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from kit.run_folders import run_in
 from kit.tables import for_rows
 
 from coterie.client.handlers import HANDLERS
@@ -37,10 +38,7 @@ SETTINGS = {
 
 def execute(path, settings=None, **changes):
     folder = RunFolder.resume(path, changes) if settings is None else RunFolder.create(path, RunConfig(settings))
-    try:
-        return run(folder, LocalGrid(folder.config["clients"]))
-    finally:
-        folder.close()
+    return run_in(folder)
 
 
 @pytest.fixture(scope="module")
@@ -257,20 +255,19 @@ def test_a_policy_names_histograms(releases, allowed):
     assert Client(0, policy=Policy(releases=releases)).allows("histograms") is allowed
 
 
-@pytest.mark.parametrize("bad", [[float(2**60)] * CELLS, [-1.0] * CELLS, [1.0] * 3, "text", 5.0])
+@for_rows("bad", [[float(2**60)] * CELLS, [-1.0] * CELLS, [1.0] * 3, 5.0])
 def test_bad_counts_of_one_client_end_no_run(tmp_path, monkeypatch, bad):
     handler = HANDLERS[EVALUATE]
 
     def changed(cohort):
         replies = handler(cohort)
         for client, reply in zip(cohort.clients, replies, strict=True):
-            if client.client_id == 3 and isinstance(bad, list) and SCORE_COUNTS in reply[DIAGNOSTICS]:
+            if client.client_id == 3 and SCORE_COUNTS in reply[DIAGNOSTICS]:
                 reply[DIAGNOSTICS][SCORE_COUNTS] = bad
-            elif client.client_id == 3 and SCORE_COUNTS in reply[DIAGNOSTICS]:
-                reply[DIAGNOSTICS][SCORE_COUNTS] = 5.0
         return replies
 
-    monkeypatch.setitem(HANDLERS, EVALUATE, changed)
-    execute(tmp_path / "run", {**SETTINGS, "rounds": 1})
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert np.isfinite(json.loads(lines[-1])["score_histogram"]).all()
+    path = tmp_path / str(len(list(tmp_path.iterdir())))
+    with monkeypatch.context() as patched:
+        patched.setitem(HANDLERS, EVALUATE, changed)
+        execute(path, {**SETTINGS, "rounds": 1})
+    assert np.isfinite(json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["score_histogram"]).all()

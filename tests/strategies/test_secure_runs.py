@@ -66,7 +66,7 @@ def test_methods_with_sums_have_plans(strategy):
 
 
 def test_the_number_of_clusters_may_be_searched_and_the_norm_adapts():
-    config = RunConfig({"mechanism": "secure", "clusters": 0, "max-clusters": 8, "clip-norm": "auto"})
+    config = RunConfig({"mechanism": "secure", "clusters": 0, "max-clusters": 8, "clip-norm": "adaptive"})
     assert config.plan.clip_share > 0
     assert config.plan.identifier_share == 0.1
 
