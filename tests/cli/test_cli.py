@@ -330,7 +330,6 @@ def test_report_compares_runs(coterie, tmp_path):
     assert [row["repetitions"] for row in document(out)["rows"]] == [2]
     assert "report.html" in err
     assert_refused(coterie("report", "one", "other", "--csv", "-"), "--csv was removed: --json prints")
-    assert_refused(coterie("privacy", "curve"), "curve was removed: use coterie privacy epsilon with --rounds")
     status, out, _ = coterie("report", "one")
     assert status == 0
     assert "Accuracy" in out

@@ -499,6 +499,7 @@ def test_a_budget_that_runs_share(coterie, tmp_path):
     new = ("--epsilon", 4, "--delta", "1e-4", "--clients", 100)
     assert_refused(coterie("budget", "create", "b.jsonl", *new[:4], "--clients", 100, "--sampler", "odd"), "sampler")
     assert_refused(coterie("budget", "create", "b.jsonl", *new[:2], "--delta", 2, "--clients", 100), "delta")
+    assert_refused(coterie("budget", "create", "b.jsonl", "--epsilon", 0, *new[2:]), "--epsilon must be positive")
     assert coterie("budget", "create", "b.jsonl", *new) == (0, "", "")
     assert_refused(coterie("budget", "create", "b.jsonl", *new), "budgets cannot be changed")
     ledger = Ledger(1e-5, 9.0)
@@ -593,6 +594,7 @@ def test_commands_that_are_gone_say_what_to_use(coterie, tmp_path):
         assert_refused(
             coterie("privacy", command, "ledger.jsonl"), f"privacy {command} was removed: use coterie budget"
         )
+    assert_refused(coterie("privacy", "curve"), "curve was removed: use coterie privacy epsilon with --rounds")
     assert_refused(coterie("privacy", "check", "budget"), "budget")  # a folder of this name
 
 
