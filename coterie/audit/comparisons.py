@@ -1,12 +1,10 @@
-"""Accountants for comparison with papers and libraries. No certificate states their epsilon, and no run counts by them.
+"""Accountants of RR-Cluster's tables. No certificate states their epsilon, and no run counts by them.
 
 ==================== =============================================================== =======
 name                 method                                                          sampler
 ==================== =============================================================== =======
 theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of its Theorem A.1  fixed
 theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12      fixed
-opacus-rdp           Renyi divergences through Opacus' table of orders               poisson
-opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01         poisson
 ==================== =============================================================== =======
 
 Importing this module adds them to :data:`coterie.privacy.ACCOUNTANTS`.
@@ -15,7 +13,6 @@ Importing this module adds them to :data:`coterie.privacy.ACCOUNTANTS`.
 from __future__ import annotations
 
 import math
-import warnings
 from functools import lru_cache
 from typing import ClassVar
 
@@ -23,44 +20,6 @@ import numpy as np
 
 from coterie.privacy import ACCOUNTANTS
 from coterie.privacy.accountants import Accountant, Event, FloatArray
-
-
-class _OpacusAccountant(Accountant):
-    """Accountants of Opacus. Every query composes all events again: for calibration and checks only."""
-
-    samplers: ClassVar[tuple[str, ...]] = ("poisson",)
-    source: ClassVar[str] = "Opacus"
-    mechanism: ClassVar[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._history: tuple[tuple[float, float, int], ...] = ()
-
-    def _compose(self, event: Event, count: int) -> None:
-        self._history += ((event.noise_multiplier, event.sampling_rate, count),)
-
-    def _epsilon(self, delta: float) -> float:
-        from opacus.accountants import create_accountant
-
-        accountant = create_accountant(self.mechanism)
-        accountant.history = list(self._history)
-        if not self._history:
-            return 0.0
-        with np.errstate(divide="ignore"), warnings.catch_warnings():  # its PRV takes log(1 - q), also at q = 1
-            warnings.filterwarnings("ignore", "Optimal order is the")  # safe, and common during calibration
-            return float(accountant.get_epsilon(delta))
-
-
-class OpacusRdpAccountant(_OpacusAccountant):
-    """Opacus' Renyi accountant."""
-
-    mechanism: ClassVar[str] = "rdp"
-
-
-class OpacusPrvAccountant(_OpacusAccountant):
-    """Opacus' PRV accountant."""
-
-    mechanism: ClassVar[str] = "prv"
 
 
 class TheoremAccountant(Accountant):
@@ -127,11 +86,4 @@ def _theorem_curve(q: float, precision: float) -> FloatArray:
     return np.asarray(total / (j - 1))
 
 
-ACCOUNTANTS.update(
-    {
-        "theorem-4.2": TheoremAccountant,
-        "theorem-4.2-canonne": TheoremCanonneAccountant,
-        "opacus-rdp": OpacusRdpAccountant,
-        "opacus-prv": OpacusPrvAccountant,
-    }
-)
+ACCOUNTANTS.update({"theorem-4.2": TheoremAccountant, "theorem-4.2-canonne": TheoremCanonneAccountant})

@@ -23,14 +23,15 @@ def budget_create(
     sampler: Annotated[str, typer.Option(help="Sampler: poisson (joint) or fixed (rr-slot).")] = "poisson",
 ) -> None:
     """Create a budget that runs on the same clients share, for coterie run --budget-file."""
-    from coterie.cli.privacy import positive
     from coterie.privacy import Event, PrivacyError, SharedBudget
     from coterie.privacy.accounting import check_delta
 
     if file.exists():
         raise PrivacyError(f"{file} already exists, and budgets cannot be changed: choose another file")
     check_delta(delta)
-    Event(1.0, positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
+    if not epsilon > 0:
+        raise PrivacyError(f"--epsilon must be positive, not {epsilon}")
+    Event(1.0, epsilon, sampler)  # checks that epsilon is finite and the sampler known
     SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
 
 

@@ -264,15 +264,6 @@ def _stated(path: Path) -> dict[str, Any] | None:
         raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
 
 
-def positive(name: str, value: float | None) -> float:
-    """Return the value of an option. Raises :class:`~coterie.privacy.PrivacyError` if it is not positive."""
-    from coterie.privacy import PrivacyError
-
-    if value is None or not value > 0:
-        raise PrivacyError(f"--{name} must be positive, not {value}")
-    return value
-
-
 def accountants_of(sampler: str) -> list[str]:
     """Return the accountants whose epsilon certificates may state, if they support the sampler."""
     from coterie.privacy import ACCOUNTANTS

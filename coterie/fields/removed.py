@@ -24,6 +24,7 @@ REMOVED = {
     "cluster-optimizer": "the clusters of lcfl train by FedAvg",
     "coterie data scales": "take mean, scale and range of every column from publications (docs/tables.md)",
     "coterie privacy budget": "use coterie budget create, and coterie budget show",
+    "coterie privacy curve": "use coterie privacy epsilon with --rounds",
     "coterie privacy spent": "use coterie budget show",
     "coterie report --csv": "--json prints the comparison, and runs.csv of coterie sweep has a line per run",
     "dcn-weight": "the weight of the clustering loss is 4",

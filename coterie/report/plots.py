@@ -4,7 +4,7 @@ Figures are created without pyplot, so there is no global state and no display i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -154,29 +154,6 @@ def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
                 axes.plot(rounds, accuracy, **look, marker=_marker(rounds), markersize=3)
         values = [value for row in curves for _, accuracy in row for value in accuracy]
         _finish_accuracy(axes, accuracy_limits(values), max(run.last_round for runs in rows for run in runs))
-    return figure
-
-
-def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
-    """Plot ε against rounds, one line per accountant, named with the final ε.
-
-    Args:
-        curves: (rounds, ε) in the order of rounds, by accountant; every ε is finite.
-        title: one-line title.
-    """
-    with drawing_style():
-        figure = Figure(figsize=(9.0, 4.6), facecolor="white", layout="constrained")
-        axes = figure.add_subplot()
-        for index, (name, points) in enumerate(curves.items()):
-            rounds, values = zip(*points, strict=True)
-            colour, style = cycle(GROUP_COLOURS, index)
-            label = f"{name}: {formats.epsilon(values[-1])}"
-            axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), label=label)
-        axes.set_xlim(0, max(points[-1][0] for points in curves.values()))
-        axes.set_ylim(0, 1.06 * max(points[-1][1] for points in curves.values()))
-        axes.set(xlabel="rounds", ylabel="privacy loss ε")
-        axes.set_title(f"Privacy loss by accountant: {title}")
-        axes.legend(loc="lower right", frameon=False)
     return figure
 
 

@@ -194,14 +194,6 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["noise", "--config", "nowhere.toml"], ["nowhere.toml"]),
         (["epsilon", "--noise-multiplier", "0", *SETTING], ["noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], ["delta"]),
-        (["curve", *SETTING], ["--noise-multiplier", "--epsilon"]),
-        (["curve", "--noise-multiplier", "1", "--epsilon", "1", *SETTING], ["--noise-multiplier", "--epsilon"]),
-        (["curve", "--noise-multiplier", "0", *SETTING], ["--noise-multiplier"]),
-        (["curve", "--noise-multiplier", "0.01", *SETTING], ["--noise-multiplier", "infinite"]),
-        (["curve", "--noise-multiplier", "1", *SETTING, "--delta", "2"], ["delta"]),
-        (["curve", "--noise-multiplier", "1", *SETTING, "--sampler", "coin"], ["sampler", "'coin'"]),
-        (["curve", "--noise-multiplier", "1", *SETTING, "--out", "curve.gif"], ["curve.gif", ".png"]),
-        (["curve", "--noise-multiplier", "1", *SETTING, "--out", "/proc/curve.png"], ["/proc/curve.png"]),
         (["check", "nowhere"], ["nowhere", "ledger.jsonl"]),
     ],
     ids=lambda value: "_".join(value).replace("/", "-") if isinstance(value, list) else None,
@@ -215,7 +207,6 @@ def test_nonsense_is_refused(coterie, tmp_path, words, parts):
 def test_questions_about_privacy_do_not_wait_for_torch(tmp_path):
     """`noise` and `epsilon` build the plan of a run, whose strategies are Flower's."""
     calls = {
-        ("privacy", "curve", "--noise-multiplier", "1", *SETTING, "--json"): [],
         ("privacy", "check", "nowhere"): [],
         ("audit", "--mechanism", "joint", "--draws", "1000"): [],
         ("privacy", "noise", "--epsilon", "4", *SETTING): ["flwr"],
@@ -235,53 +226,6 @@ for words in {[*calls]!r}:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = [line for line in done.stderr.splitlines() if not line.startswith("error:")]
     assert loaded == [f"{words} {modules}" for words, modules in calls.items()]
-
-
-# ---- curve ------------------------------------------------------------------------------------------------
-
-
-def test_curve_as_points(coterie, tmp_path):
-    answer = answered(coterie("privacy", "curve", "--epsilon", 4, *SETTING, "--sampler", "fixed", "--json"))
-    assert list(answer["curves"]) == ["pld", "rdp"]
-    noise = ("--noise-multiplier", answer["noise_multiplier"])
-    whole = answered(coterie("privacy", "epsilon", *noise, *SETTING, *MANY, "--mechanism", "rr-slot", "--json"))
-    for name, points in answer["curves"].items():
-        rounds, values = zip(*points, strict=True)
-        assert (rounds[0], rounds[-1]) == (1, 100)
-        assert 35 <= len(rounds) <= 41
-        assert list(rounds) == sorted(set(rounds))
-        assert list(values) == sorted(values)
-        assert values[-1] == pytest.approx(whole[f"epsilon_{name}"], rel=1e-6)
-    assert 3.98 < answer["curves"]["pld"][-1][1] <= 4
-    assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "beginning"),
-    [
-        ([], "privacy-curve.png", b"\x89PNG"),
-        (["--out", "new/curve.svg"], "new/curve.svg", b"<?xml"),
-        (["--out", "curve.pdf", "--json"], "curve.pdf", b"%PDF"),
-    ],
-)
-def test_curve_as_a_picture(coterie, tmp_path, words, name, beginning):
-    status, out, err = coterie("privacy", "curve", "--noise-multiplier", 1.1, *SETTING[:-1], 30, *words)
-    assert (status, err) == (0, "")
-    assert (tmp_path / name).read_bytes().startswith(beginning)
-    if "--json" in words:
-        assert list(document(out)["curves"]) == ["pld", "rdp"]
-    else:
-        assert out.splitlines()[-1] == name
-    if name.endswith("svg"):
-        picture = (tmp_path / name).read_text()
-        assert all(word in picture for word in ("pld", "rdp", "rounds", "Privacy loss by accountant"))
-
-
-def test_curve_of_one_round(coterie):
-    curves = answered(
-        coterie("privacy", "curve", "--noise-multiplier", 1, *SETTING[:-1], 1, "--out", "a.png", "--json")
-    )
-    assert [len(points) for points in curves["curves"].values()] == [1, 1]
 
 
 # ---- check ------------------------------------------------------------------------------------------------
@@ -555,6 +499,7 @@ def test_a_budget_that_runs_share(coterie, tmp_path):
     new = ("--epsilon", 4, "--delta", "1e-4", "--clients", 100)
     assert_refused(coterie("budget", "create", "b.jsonl", *new[:4], "--clients", 100, "--sampler", "odd"), "sampler")
     assert_refused(coterie("budget", "create", "b.jsonl", *new[:2], "--delta", 2, "--clients", 100), "delta")
+    assert_refused(coterie("budget", "create", "b.jsonl", "--epsilon", 0, *new[2:]), "--epsilon must be positive")
     assert coterie("budget", "create", "b.jsonl", *new) == (0, "", "")
     assert_refused(coterie("budget", "create", "b.jsonl", *new), "budgets cannot be changed")
     ledger = Ledger(1e-5, 9.0)
@@ -649,6 +594,7 @@ def test_commands_that_are_gone_say_what_to_use(coterie, tmp_path):
         assert_refused(
             coterie("privacy", command, "ledger.jsonl"), f"privacy {command} was removed: use coterie budget"
         )
+    assert_refused(coterie("privacy", "curve"), "curve was removed: use coterie privacy epsilon with --rounds")
     assert_refused(coterie("privacy", "check", "budget"), "budget")  # a folder of this name
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from federation import BATCH, STEPS, TERMS, N, client_app, context, dp_training, epoch, message, net, private, records
 from flwr.app import Array, ArrayRecord, RecordDict
+from kit.opacus_epsilons import opacus_epsilon
 from kit.tables import for_rows
 from opacus import PrivacyEngine
 from torch.utils.data import DataLoader
@@ -102,11 +103,11 @@ def test_epsilon_is_coteries_and_opacus(site):
     opacus = PrivacyEngine(accountant="rdp").accountant
     opacus.history = engines[0].accountant.history + engines[1].accountant.history
     events = {Event(RATE, 1.0): 4 * STEPS}
-    assert opacus.get_epsilon(delta) == pytest.approx(epsilon(events, delta, "opacus-rdp"), rel=1e-9)
+    assert opacus.get_epsilon(delta) == pytest.approx(opacus_epsilon(events, delta, "rdp"), rel=1e-9)
     assert rdp == pytest.approx(opacus.get_epsilon(delta), rel=5e-3)  # other orders
     assert document["certified"]
     assert not any("several kinds" in line for line in document["assumed"])
-    assert document["epsilon"] == pytest.approx(epsilon(events, delta, "opacus-prv"), abs=0.05)
+    assert document["epsilon"] == pytest.approx(opacus_epsilon(events, delta, "prv"), abs=0.05)
 
 
 def test_the_charge_is_on_disk_before_the_first_batch(site):

@@ -11,6 +11,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from kit.opacus_epsilons import opacus_epsilon
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -111,7 +112,7 @@ def test_epsilon_of_secret_participation_is_that_of_another_library(slots, round
     plan = make(sampling_rate=0.1, participation="secret", min_separation=slots, rounds=rounds, noise_multiplier=noise)
     events = {Event(0.1 * slots, noise): math.ceil(rounds / slots)}
     assert events_of_a_client(plan.planned()) == events
-    assert epsilon(plan.planned(), 1e-5) == pytest.approx(epsilon(events, 1e-5, "opacus-prv"), rel=0.015)
+    assert epsilon(plan.planned(), 1e-5) == pytest.approx(opacus_epsilon(events, 1e-5, "prv"), rel=0.015)
 
 
 def test_cost_is_that_of_the_slot_with_most_events():

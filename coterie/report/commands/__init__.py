@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from coterie.report.commands import privacy  # noqa: F401 (adds a command to `coterie privacy`)
 from coterie.report.commands.handover import handover
 from coterie.report.commands.report import report
 
