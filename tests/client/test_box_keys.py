@@ -3,6 +3,7 @@
 import stat
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.client.box_keys import SimulatedBoxKeys, StoredBoxKeys
 from coterie.privacy.secure_aggregation import SecureError
@@ -46,7 +47,7 @@ def test_a_later_key_ends_the_earlier_ones(keys):
     assert len(keys.path.read_bytes()) == 64
 
 
-@pytest.mark.parametrize("content", [None, b"", b"short", bytes(40)])
+@for_rows("content", [None, b"", b"short", bytes(40)])
 def test_keys_that_are_lost_are_replaced(keys, content):
     used = public(keys.announced())
     if content is None:

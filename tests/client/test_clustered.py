@@ -355,7 +355,7 @@ def test_leaving_the_debugger_ends_the_run():
         ask(example(train=raises(bdb.BdbQuit())), TrainRequest(round=1), raise_errors=False)
 
 
-@pytest.mark.parametrize("node", [{}, {"partition-id": "x"}, {"client-id": ""}])
+@for_rows("node", [{}, {"partition-id": "x"}, {"client-id": ""}])
 def test_a_node_without_a_number(node):
     grid = InProcessGrid(example(), [node])
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1, message_type="query.identity")])

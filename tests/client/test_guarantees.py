@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from kit.masked_sites import CONFIGURED, LAYOUT, MODELS_SENT, Server, Sites, plan_of
+from kit.tables import for_rows
 from test_hostile_server import CENTROIDS, GAN, LABEL, drawn_gan, plans
 
 from coterie.client.handlers import HANDLERS
@@ -173,7 +174,7 @@ def test_keys_for_masked_rounds_imply_masked_sums(sites, message_type):
     assert dict(world.ask(0, IDENTITY, RecordDict())["reply"])["evaluates"] is False
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("keys", "guarantee"),
     [
         ({}, None),
@@ -191,7 +192,7 @@ def test_what_a_node_configuration_declares(keys, guarantee):
     assert NodeConfig(client_id=0, **keys).declared_guarantee == guarantee
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("keys", "ways"),
     [
         ({"guarantee": MASKED_SUMS}, ("roster and state-dir", RECORD_LEVEL, TRUSTED_SERVER)),

@@ -14,7 +14,6 @@ from coterie.client.cohort import federation
 from coterie.client.handlers import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError, StateFile
-from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.models import autoencoder, build_gan
 from coterie.models.autoencoder import Labeller
@@ -105,7 +104,7 @@ def test_the_gan_starts_as_it_came(tmp_path):
 
 
 def test_a_client_that_cannot_does_not_keep_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(gans.GANTraining, "check", lambda how, x: Refusal("no") if x[0, 0] == poor else None)
+    monkeypatch.setattr(gans.GANTraining, "check", lambda how, x: ClientError("no") if x[0, 0] == poor else None)
     poor = federation(client_config()).shard(1).x[0, 0]
     answers = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [0, 1, 2])
     assert isinstance(answers[1], ClientError)

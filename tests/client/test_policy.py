@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from kit.tables import for_rows
 from test_hostile_server import CENTROIDS, CHEAP, GAN, LABEL, WORLDS, World, sender  # noqa: F401
 
 from coterie.client.app import app, client_of
@@ -181,7 +182,7 @@ def test_a_refusal_is_typed(world):
     assert len({*codes.values(), ErrorCode.CLIENT_APP_RAISED_EXCEPTION}) == len(codes) + 1
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("text", "reason"),
     [
         ("strategies = 'ifca'", "strategies must be a list"),
