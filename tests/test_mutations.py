@@ -1,4 +1,4 @@
-"""The list of mutations (tests/mutations.py) matches the code: each old line is there, once, and each test exists."""
+"""The list of mutations (tests/mutations.txt) matches the code: each old line is there, once, and each test exists."""
 
 import ast
 from functools import cache

@@ -24,20 +24,10 @@ from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
 from coterie.tasks import of_metrics
 
+# Entries of a certificate that have places of their own.
 _PROSE_KEYS = {
-    "unit",
-    "certified",
-    "reasons",
-    "epsilon_participation_visible",
-    "epsilon",
-    "delta",
-    "accountants",
-    "charged",
-    "composed",
-    "covers",
-    "outside",
-    "public_inputs",
-    "tuned_outside",
+    *("unit", "certified", "reasons", "epsilon_participation_visible", "epsilon", "delta", "accountants", "charged"),
+    *("composed", "covers", "outside", "public_inputs", "tuned_outside"),
 }
 
 _UNEVALUATED = "not evaluated; a site does, on its held-out records: coterie evaluate RUN FILE --held-out"
@@ -108,6 +98,9 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 def _section(run: Run, anchor: str) -> dict[str, Any]:
     """Return what the template shows of one run."""
     run_sites = read_sites(run)
+    personal = any(site.personal is not None for site in run_sites)
+    heads = [each.name for each in fields(Site)][: None if personal else -1]
+    total, directions = run.traffic, (("down", "from the server to clients"), ("up", "from clients to the server"))
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return {
         "run": run,
@@ -124,34 +117,19 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
         "clustered": run.clustered and any(site.cluster is not None for site in run_sites),
         "scored": any(site.accuracy is not None for site in run_sites),
         "site_sentence": _site_sentence(run, run_sites),
-        "personal": any(site.personal is not None for site in run_sites),
-        "site_data": _site_data(run_sites),
+        "personal": personal,
+        "site_data": Data("sites", heads, [astuple(site)[: len(heads)] for site in run_sites]),
         "guarantee": _guarantee(run),
-        "traffic": _traffic(run),
+        "traffic": [
+            (label, f"{total[f'messages_{direction}']:,}", formats.size(total[f"bytes_{direction}"]))
+            for direction, label in directions
+            if total
+        ],
         "facts": _facts(run.certificate),
         "public_inputs": _pairs(_with_effect(run, "public_inputs")),
         "tuned": _pairs(_with_effect(run, "tuned_outside")),
         "settings": shown_settings(run.config),
     }
-
-
-def _site_data(run_sites: Sequence[Site]) -> Data:
-    """Return all that is known of the sites, without a column that has no value."""
-    heads = [each.name for each in fields(Site)]
-    heads = heads if any(site.personal is not None for site in run_sites) else heads[:-1]
-    return Data("sites", heads, [astuple(site)[: len(heads)] for site in run_sites])
-
-
-def _traffic(run: Run) -> list[tuple[str, str, str]]:
-    """Return direction, messages and bytes; empty if traffic was not recorded."""
-    total = run.traffic
-    if not total:
-        return []
-    directions = (("down", "from the server to clients"), ("up", "from clients to the server"))
-    return [
-        (label, f"{total[f'messages_{direction}']:,}", formats.size(total[f"bytes_{direction}"]))
-        for direction, label in directions
-    ]
 
 
 def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:

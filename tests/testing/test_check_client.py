@@ -1,11 +1,10 @@
 """check_client passes Coterie's ClientApp, and finds planted bugs by the item that names them."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from kit.tables import for_rows
 
 from coterie.client.app import app as coterie_s
 from coterie.models import initialise
@@ -122,57 +121,12 @@ def test_the_client_of_coterie_conforms(tmp_path, budget):
     )
 
 
-class NoIdentity(Good):
-    def identity(self, message, context):
-        return {"reply": ConfigRecord({"client": 1})}
-
-
 class NewIdentity(Good):
     calls = 0
 
     def identity(self, message, context):
         self.calls += 1
         return {"reply": ConfigRecord({"client-id": self.calls})}
-
-
-class OneIdentity(Good):
-    def client(self, context):
-        return self.cache.setdefault("client", context.node_config["partition-id"])
-
-
-class TellsSize(Good):
-    def identity(self, message, context):
-        return {"reply": ConfigRecord({"client-id": 3 if self.client(context) == 3 else 4, "num-examples": 17})}
-
-
-class Fails(Good):
-    def label(self, models, context):
-        raise RuntimeError("no data")
-
-
-class Edited(Good):
-    """Changes the reply."""
-
-    fields: ClassVar = {}
-
-    def sent(self, reply, model, layout):
-        return RecordDict({**reply, "reply": ConfigRecord({**reply["reply"], **self.fields})})
-
-
-class WrongClient(Edited):
-    fields: ClassVar = {"client-id": 0}
-
-
-class WrongRound(Edited):
-    fields: ClassVar = {"round": 1}
-
-
-class TextLabel(Edited):
-    fields: ClassVar = {"label": "0", "redrawn-label": "0"}
-
-
-class FarLabel(Edited):
-    fields: ClassVar = {"label": 2, "redrawn-label": 2}
 
 
 class OwnChoice(Good):
@@ -192,53 +146,6 @@ class NoRedraw(Good):
         return super().read(RecordDict({**content, "config": config}))
 
 
-class Arrays(Good):
-    def arrays(self, arrays, model, layout):
-        return arrays
-
-    def sent(self, reply, model, layout):
-        arrays = self.arrays({name: array.numpy() for name, array in reply["update"].items()}, model, layout)
-        return RecordDict({**reply, "update": ArrayRecord({name: Array(value) for name, value in arrays.items()})})
-
-
-class Renamed(Arrays):
-    def arrays(self, arrays, model, layout):
-        return {f"net.{name}": value for name, value in arrays.items()}
-
-
-class Doubles(Arrays):
-    def arrays(self, arrays, model, layout):
-        return {name: value.astype(np.float64) for name, value in arrays.items()}
-
-
-class Flat(Arrays):
-    def arrays(self, arrays, model, layout):
-        return {name: value.ravel() for name, value in arrays.items()}
-
-
-class Diverged(Arrays):
-    def arrays(self, arrays, model, layout):
-        return {name: value * np.float32(np.nan) for name, value in arrays.items()}
-
-
-class Whole(Arrays):
-    """Sends the trained model instead of the update."""
-
-    def arrays(self, arrays, model, layout):
-        received = layout.split(model)
-        return {name: received[name] + np.float32(0.1) * value for name, value in arrays.items()}
-
-
-class Listed(Good):
-    def sent(self, reply, model, layout):
-        return {"weights": reply["update"], "reply": reply["reply"]}
-
-
-class TellsExamples(Good):
-    def sent(self, reply, model, layout):
-        return RecordDict({**reply, "metrics": MetricRecord({"num-examples": 17})})
-
-
 class Shared(Good):
     """Chooses by the data of every client in the process."""
 
@@ -246,27 +153,6 @@ class Shared(Good):
         seen = self.cache.setdefault("seen", set())
         seen.add(self.client(context))
         return len(seen) - 1
-
-
-class NanAccuracy(Good):
-    def evaluate(self, message, context):
-        return {"diagnostics": MetricRecord({"accuracy": float("nan")})}
-
-
-class Percent(Good):
-    def evaluate(self, message, context):
-        return {"diagnostics": MetricRecord({"accuracy": 93.0})}
-
-
-class SendsModel(Good):
-    def evaluate(self, message, context):
-        return {**super().evaluate(message, context), "update": message.content["models"]}
-
-
-class OneLoss(Good):
-    def losses(self, message, context):
-        reply = super().losses(message, context)
-        return {**reply, "update": ArrayRecord({"losses": Array(np.ones(1, np.float32))})}
 
 
 class Trusting(Good):
@@ -293,9 +179,7 @@ class Declares(Good):
     repeats = True
 
     def sent(self, reply, model, layout):
-        return RecordDict(
-            {**reply, "update": ArrayRecord({n: Array(a.numpy() * self.charges) for n, a in reply["update"].items()})}
-        )
+        return arrays(lambda name, value, received: value * self.charges)(self, reply, model, layout)
 
 
 class Free(Good):
@@ -312,39 +196,87 @@ class Early(Good):
         return super().read(content)
 
 
-@pytest.mark.parametrize(
-    ("client", "item"),
-    [
-        (NoIdentity, "identity"),
-        (NewIdentity, "identity"),
-        (OneIdentity, "identity-unique"),
-        (TellsSize, "nothing-else"),
-        (Fails, "answers"),
-        (WrongClient, "client-id"),
-        (WrongRound, "round"),
-        (TextLabel, "label"),
-        (FarLabel, "label"),
-        (OwnChoice, "assigned"),
-        (NoRedraw, "redraw"),
-        (Renamed, "names"),
-        (Doubles, "arrays"),
-        (Flat, "arrays"),
-        (Diverged, "finite"),
-        (Whole, "update"),
-        (Listed, "parts"),
-        (TellsExamples, "nothing-else"),
-        (Shared, "row-wise"),
-        (NanAccuracy, "evaluate"),
-        (Percent, "evaluate"),
-        (SendsModel, "nothing-else"),
-        (OneLoss, "losses"),
-        (Trusting, "malformed"),
-        (Broken, "recovers"),
-        (Declares, "idempotent"),
-        (Free, "charges"),
-        (Early, "charges"),
-    ],
-)
+class OneIdentity(Good):
+    def client(self, context):
+        return self.cache.setdefault("client", context.node_config["partition-id"])
+
+
+def changed(**methods):
+    """A client with other methods."""
+    return type("Changed", (Good,), methods)
+
+
+def fields(**values):
+    """Changes fields of the reply."""
+    values = {name.replace("_", "-"): value for name, value in values.items()}
+    return changed(sent=lambda self, reply, *_: {**reply, "reply": ConfigRecord({**reply["reply"], **values})})
+
+
+def arrays(change, prefix=""):
+    """A method that changes every array of an update."""
+
+    def sent(self, reply, model, layout):
+        received = layout.split(model)
+        values = {name: change(name, array.numpy(), received[name]) for name, array in reply["update"].items()}
+        return {**reply, "update": ArrayRecord({prefix + name: Array(value) for name, value in values.items()})}
+
+    return sent
+
+
+def identity(**values):
+    values = {name.replace("_", "-"): value for name, value in values.items()}
+    return changed(
+        identity=lambda self, message, context: {
+            "reply": ConfigRecord({"client-id": 3 if self.client(context) == 3 else 4, **values})
+        }
+    )
+
+
+def evaluation(accuracy, **records):
+    return changed(evaluate=lambda *_: {"diagnostics": MetricRecord({"accuracy": accuracy}), **records})
+
+
+CASES = [
+    (changed(identity=lambda *_: {"reply": ConfigRecord({"client": 1})}), "identity"),
+    (NewIdentity, "identity"),
+    (OneIdentity, "identity-unique"),
+    (identity(num_examples=17), "nothing-else"),
+    (changed(label=lambda *_: 1 / 0), "answers"),
+    (fields(client_id=0), "client-id"),
+    (fields(round=1), "round"),
+    (fields(label="0", redrawn_label="0"), "label"),
+    (fields(label=2, redrawn_label=2), "label"),
+    (OwnChoice, "assigned"),
+    (NoRedraw, "redraw"),
+    (changed(sent=arrays(lambda name, value, _: value, "net.")), "names"),
+    (changed(sent=arrays(lambda name, value, _: value.astype(np.float64))), "arrays"),
+    (changed(sent=arrays(lambda name, value, _: value.ravel())), "arrays"),
+    (changed(sent=arrays(lambda name, value, _: value * np.float32(np.nan))), "finite"),
+    (changed(sent=arrays(lambda name, value, received: received + np.float32(0.1) * value)), "update"),  # the model
+    (changed(sent=lambda self, reply, *_: {"weights": reply["update"], "reply": reply["reply"]}), "parts"),
+    (changed(sent=lambda self, reply, *_: {**reply, "metrics": MetricRecord({"num-examples": 17})}), "nothing-else"),
+    (Shared, "row-wise"),
+    (evaluation(float("nan")), "evaluate"),
+    (evaluation(93.0), "evaluate"),
+    (evaluation(0.5, update=INITIAL), "nothing-else"),
+    (
+        changed(
+            losses=lambda self, *context: {
+                **Good().losses(*context),
+                "update": ArrayRecord({"losses": Array(np.ones(1, np.float32))}),
+            }
+        ),
+        "losses",
+    ),
+    (Trusting, "malformed"),
+    (Broken, "recovers"),
+    (Declares, "idempotent"),
+    (Free, "charges"),
+    (Early, "charges"),
+]
+
+
+@for_rows(("client", "item"), CASES)
 def test_a_planted_bug_is_found(client, item):
     made = client()
     more = {"record_plan": PLAN, "charges": lambda: made.charges} if item in ("idempotent", "charges") else {}
@@ -354,8 +286,7 @@ def test_a_planted_bug_is_found(client, item):
 
 
 def test_every_item_finds_a_bug():
-    (cases,) = test_a_planted_bug_is_found.pytestmark
-    assert {item for _, item in cases.args[1]} == set(CLIENT_ITEMS)
+    assert {item for _, item in CASES} == set(CLIENT_ITEMS)
 
 
 def test_arguments_are_checked():

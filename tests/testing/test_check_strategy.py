@@ -25,35 +25,30 @@ def test_a_strategy_of_a_user_conforms_with_its_settings():
 class Bad(FedAvg):
     """FedAvg, with a bug in a subclass."""
 
-    name, row_wise = "bad", True
+    def __init_subclass__(cls):
+        cls.name = cls.__name__.lower()
+        cls.row_wise = vars(cls).get("row_wise", True)
 
 
 class Diverging(Bad):
-    name, row_wise = "diverging", True
-
     def round(self, number, models):
         yield from super().round(number, models)
         return models * np.float32(np.inf)
 
 
 class Failing(Bad):
-    name, row_wise = "failing", True
-
     def round(self, number, models):
         yield from super().round(number, models)
         raise KeyError("velocity")
 
 
 class Random(Bad):
-    name, row_wise = "random", True
-
     def round(self, number, models):
         new = yield from super().round(number, models)
         return new + np.random.default_rng().random(new.shape, np.float32)
 
 
 class SharedState(Bad):
-    name, row_wise = "shared-state", True
     rounds: ClassVar = []
 
     def round(self, number, models):
@@ -65,7 +60,6 @@ class SharedState(Bad):
 class OwnState(Bad):
     """Keeps momentum in an attribute, which no checkpoint holds."""
 
-    name, row_wise = "own-state", True
     velocity = 0.0
 
     def round(self, number, models):
@@ -76,8 +70,6 @@ class OwnState(Bad):
 
 class Spying(Bad):
     """Sees what the grid sends and receives, before replies are validated."""
-
-    name, row_wise = "spying", True
 
     def start(self, grid, *args, **more):
         self.grid, self.send = grid, grid.send_and_receive
@@ -102,8 +94,6 @@ class Spying(Bad):
 class RawMean(Spying):
     """Averages what clients send, without noise and without a charge."""
 
-    name, row_wise = "raw-mean", True
-
     def round(self, number, models):
         new = yield from super().round(number, models)
         return new + np.mean(self.sent, axis=0) if self.sent else new
@@ -111,8 +101,6 @@ class RawMean(Spying):
 
 class Uncharged(Spying):
     """Asks the clients once more, without a charge."""
-
-    name, row_wise = "uncharged", True
 
     def round(self, number, models):
         new = yield from super().round(number, models)
@@ -123,7 +111,6 @@ class Uncharged(Spying):
 class Peeking(Spying):
     """Sends every client the model that fits client 0 best, which it sees in the reply."""
 
-    name, row_wise = "peeking", True
     seen = 0.0
 
     def see(self, replies):
@@ -142,8 +129,6 @@ class Peeking(Spying):
 class Glancing(Peeking):
     """Sees only the sign of an update; silence looks like the usual sign."""
 
-    name, row_wise = "glancing", True
-
     def value(self, update):
         return 0.0 if update[0, 0] > 0 else 0.1
 
@@ -151,12 +136,10 @@ class Glancing(Peeking):
 class Concealing(Bad):
     """Does not say that the budget ended the run."""
 
-    name, row_wise, stopped = "concealing", True, None
+    stopped = None
 
 
 class DividesByReplies(Spying):
-    name, row_wise = "divides", True
-
     def see(self, replies):
         self.share = 1 / len(replies)
 
@@ -164,8 +147,7 @@ class DividesByReplies(Spying):
 class Trusting(Spying):
     """Counts replies before they are validated."""
 
-    name, row_wise = "trusting", False
-    units = ("none",)
+    row_wise, units = False, ("none",)
 
     def round(self, number, models):
         new = yield from super().round(number, models)
@@ -176,8 +158,6 @@ class Trusting(Spying):
 
 
 class UnreadableRequest(Spying):
-    name, row_wise = "unreadable", True
-
     def ask(self, messages):
         for message in messages:
             if message.metadata.message_type == "train":
@@ -186,8 +166,6 @@ class UnreadableRequest(Spying):
 
 
 class SpoiledLedger(Bad):
-    name, row_wise = "spoiled", True
-
     def round(self, number, models):
         new = yield from super().round(number, models)
         self.ledger.header["public"] = {"model": new}
