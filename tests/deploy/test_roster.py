@@ -15,8 +15,7 @@ from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
 from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
-from coterie.server.run import roster_of
-from coterie.server.run_requests import submission_of
+from coterie.server.run_requests import roster_of, submission_of
 from coterie.site.errors import DeployError
 from coterie.site.node import NodeConfig
 from coterie.site.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
