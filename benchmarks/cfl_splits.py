@@ -6,9 +6,12 @@ docs/cfl-figure3.png from the table and the run of CFL with the first seed.
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
@@ -16,7 +19,7 @@ from matplotlib.figure import Figure
 from coterie.bench.table_figures import _draw_curve
 from coterie.datasets import assign_groups, parse_groups
 from coterie.report.plots import GROUP_COLOURS, INK, MUTED, drawing_style, save_figure
-from coterie.report.runs import read_run
+from coterie.report.runs import Run, read_run
 
 _ACROSS = 5
 _UNLIKE_TO_LIKE = LinearSegmentedColormap.from_list(
@@ -24,13 +27,13 @@ _UNLIKE_TO_LIKE = LinearSegmentedColormap.from_list(
 )
 
 
-def split_run(folder, seed):
+def split_run(folder: Path, seed: int) -> Run:
     """The run of a table's folder with this seed whose clients were split."""
     runs = [read_run(path.parent) for path in sorted(folder.glob("runs/*/result.json"))]
     return next(run for run in runs if run.config["seed"] == seed and run.notes.get("tree"))
 
 
-def similarities(run, order):
+def similarities(run: Run, order: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.float64]]:
     """Matrices by round, of clients in this order; NaN for pairs that were not compared."""
     matrices = {}
     for path in sorted(run.path.glob("evidence/similarities-*.npz")):
@@ -42,7 +45,7 @@ def similarities(run, order):
     return matrices
 
 
-def draw(document, run):
+def draw(document: Mapping[str, Any], run: Run) -> Figure:
     """Curves of all rows, one dot for every pair in one cluster, and matrices at the splits and at the end."""
     groups = assign_groups(run.config["clients"], parse_groups(run.config["groups"]))
     order = np.argsort(groups, kind="stable")
@@ -50,7 +53,8 @@ def draw(document, run):
     splits = sorted({node["ended"] for node in run.notes["tree"] if node["why"] == "split"})
     shown = [number for number in matrices if number in (*splits, max(matrices))][:_ACROSS]
     figure = Figure(figsize=(11.0, 6.05), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[3.3, 2.0])
+    halves: Any = figure.subfigures(2, 1, height_ratios=[3.3, 2.0])
+    above, below = halves
     left, right = above.subplots(1, 2)
     for colour, row in zip(GROUP_COLOURS, document["rows"], strict=False):
         _draw_curve(left, row["cells"][0], colour, row["name"])
@@ -81,7 +85,7 @@ def draw(document, run):
     return figure
 
 
-def main():
+def main() -> None:
     """Draw a folder of `coterie bench`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)

@@ -8,9 +8,12 @@ Var(b_e) = K N lr^2 p c^2 z^2(epsilon, delta, b_1, b_>1, N, K, E) / b_e^3, and t
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from coterie.privacy import Streams
@@ -42,25 +45,26 @@ SETTINGS = {
 TITLES = ("log10 Var of round 1", "log10 Var of a later round", "noise scale z")
 
 
-def config(first, later):
+def config(first: int, later: int) -> RunConfig:
     """The configuration of a pair of batch sizes."""
     return RunConfig({**SETTINGS, "first-batch-size": first, "batch-size": later})
 
 
-def noise(first, later, parameters):
+def noise(first: int, later: int, parameters: int) -> tuple[float, float, float]:
     """log10 of the variances of round 1 and of a later round, and z."""
     run = config(first, later)
     assert isinstance(run.plan, RecordLevel)
+    assert isinstance(run.plan, RecordLevel)
     plan = run.plan.worst
 
-    def variance(is_first):
+    def variance(is_first: bool) -> float:
         scale = plan.local_epochs * plan.num_examples * run.training.lr**2 * parameters
         return math.log10(scale * (plan.clip_norm * plan.noise_of_gradients(is_first)) ** 2 / plan.batch(is_first) ** 3)
 
     return variance(True), variance(False), plan.noise_multiplier
 
 
-def measure(sizes=SIZES):
+def measure(sizes: Sequence[int] = SIZES) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
     """The document of the table, and (3, first, later) values."""
     parameters = initial_models(config(sizes[0], sizes[0]), Streams(0))[1].size
     values = np.array([[noise(first, later, parameters) for later in sizes] for first in sizes]).transpose(2, 0, 1)
@@ -84,7 +88,7 @@ def measure(sizes=SIZES):
     return document, values
 
 
-def draw(sizes, values):
+def draw(sizes: Sequence[int], values: npt.NDArray[np.float64]) -> Figure:
     """One panel for each of TITLES."""
     figure = Figure(figsize=(12.0, 3.6), layout="constrained")
     for axes, title, surface in zip(figure.subplots(1, len(TITLES)), TITLES, values, strict=True):
@@ -97,7 +101,7 @@ def draw(sizes, values):
     return figure
 
 
-def main():
+def main() -> None:
     """Write the results, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="folder instead of benchmarks/results and docs")

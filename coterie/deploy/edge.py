@@ -12,6 +12,7 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -311,7 +312,9 @@ def _in_roster(edge: Edge) -> str:
 
 
 def _app(edge: Edge) -> str:
-    rules, runs = [], _app_of_roster(edge)
+    rules, runs = [], ""
+    with suppress(DeployError):  # which the check of the roster names
+        runs = read_newest(edge.roster, edge.ca).app if edge.roster else ""
     if edge.fab_hash and runs not in ("", edge.fab_hash):
         raise DeployError(
             f"--fab-hash {edge.fab_hash}: the roster names the app {runs}, which the operator runs: review and pin it"
@@ -322,14 +325,6 @@ def _app(edge: Edge) -> str:
         rules.append(f"signed by one of {len(trusted_entities(edge.trusted_entities))} keys")
     named = f"; the roster names {runs}" if runs else ""
     return ", ".join(rules) or f"any app that the operator sends; --fab-hash restricts it to one{named}"
-
-
-def _app_of_roster(edge: Edge) -> str:
-    """Return the app that the roster names; empty without one, or if the roster has an error, which its check names."""
-    try:
-        return read_newest(edge.roster, edge.ca).app if edge.roster else ""
-    except DeployError:
-        return ""
 
 
 def _state(folder: Path) -> str:
@@ -407,7 +402,7 @@ def _superlink(edge: Edge) -> str:
             version = secure.version()
             # a client without the required certificate is refused after the handshake
             try:
-                _check_fleet(edge, where, _first_bytes(secure, host))
+                _check_fleet(edge, where, secure, host)
             except TimeoutError:
                 pass
             except OSError as error:
@@ -422,14 +417,11 @@ def _superlink(edge: Edge) -> str:
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
 
 
-def _first_bytes(secure: ssl.SSLSocket, host: str) -> bytes:
-    """Return the first bytes from the SuperLink: unprompted over gRPC, in response to a call over HTTP."""
+def _check_fleet(edge: Edge, where: str, secure: ssl.SSLSocket, host: str) -> None:
+    """Check the first bytes from the SuperLink: unprompted over gRPC, in response to a call over HTTP."""
     if nodes_speak_http():
         secure.sendall(_UNSIGNED.format(host=host).encode())
-    return secure.recv(100)
-
-
-def _check_fleet(edge: Edge, where: str, said: bytes) -> None:
+    said = secure.recv(100)
     if not said:
         raise _rejected(edge, where, "the connection was closed")
     if nodes_speak_http() and b" 401 " not in said:

@@ -57,7 +57,9 @@ def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Itera
     try:
         if folder is not None:
             _check_folder(Path(folder).absolute())
-        workers = RayWorkers(max(1, _actors(client_cpus)), client_cpus)
+        cores = (node["Resources"].get("CPU", 0) for node in _nodes())
+        room = sum(int(count // client_cpus) for count in cores)
+        workers = RayWorkers(max(1, room), client_cpus)
         try:
             yield workers
         finally:
@@ -126,7 +128,7 @@ def _check_folder(folder: Path) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     exists = ray.remote(num_cpus=0)(os.path.isdir)
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes() if node["Alive"]}
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
     answers = {
         name: exists.options(scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)).remote(str(folder))
         for name in nodes
@@ -144,10 +146,4 @@ def _check_folder(folder: Path) -> None:
 def _nodes() -> list[dict[str, Any]]:
     import ray
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
-
-
-def _actors(cpus: int) -> int:
-    """Return how many actors with this number of cores the Ray nodes have room for."""
-    return sum(int(node["Resources"].get("CPU", 0) // cpus) for node in _nodes() if node["Alive"])
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]

@@ -115,7 +115,7 @@ class Workers(Pool):
         self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_prepare, initargs=shared)
         # All processes start now: if one dies while another one is started, Python's pool waits for the latter forever.
         for _ in range(self.count):
-            self._pool.submit(_do_nothing)
+            self._pool.submit(os.getpid)
         # A pool waits forever for the rest of a result whose writer has died, as long as any process could write it.
         results: Any = self._pool._result_queue
         results._writer.close()
@@ -185,10 +185,6 @@ def exit_with_parent(*others: Connection) -> None:
     assert parent is not None
     connection.wait([parent.sentinel, *others])
     os._exit(1)
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def keep_freed_memory() -> None:

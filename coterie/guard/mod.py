@@ -126,7 +126,8 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable, t
         with watched(watch):
             reply = _reply(call_next(message, context))
         events, arrays = watch.events, watch.released()
-        if not _equal(_like(_arrays(reply), received), arrays):
+        sent = _like(_arrays(reply), received)
+        if not all(np.array_equal(values, sent[name]) for name, values in arrays.items()):
             raise GuardError("the arrays of the reply are not those that private training produced")
     (name,) = reply.array_records
     report = Report(terms.num_examples, events, terms.declared is None, tuple(sorted(terms.allow)), terms.site)
@@ -200,10 +201,6 @@ def _like(arrays: Arrays, received: Arrays) -> Arrays:
         if not np.isfinite(arrays[name]).all():
             raise GuardError(f"array {printable(name)!r} of the reply is not finite")
     return {name: arrays[name] for name in received}
-
-
-def _equal(one: Arrays, other: Arrays) -> bool:
-    return all(np.array_equal(values, other[name]) for name, values in one.items())
 
 
 def _metrics(reply: RecordDict, terms: Terms) -> dict[str, MetricRecord]:

@@ -122,15 +122,11 @@ class Terms(Bounded):
         site = str(node.get("site", UNNAMED if client_id is None else number))
         values: dict[str, Any] = dict(defaults)
         if _BUDGET in node:
-            values = _stated(_NODE, node)
-            values["allow"] = str(node.get("allow", "")).split()
-            stated = {
-                key.replace("-", "_"): _number(node[key], value_type, key)
-                for key, value_type in _DECLARED.items()
-                if key in node
-            }
-            if stated:
-                values["declared"] = _declared(stated)
+            values = _stated(_NODE, node) | {"allow": str(node.get("allow", "")).split()}
+            if declared := _stated(_DECLARED, node):
+                if len(declared) != len(_DECLARED):
+                    raise GuardError(f"set all or none of {', '.join(_DECLARED)} in the node configuration")
+                values["declared"] = Declared(**declared)
         for name in ("state_dir", "data", "budget_file"):
             if values.get(name) is not None:
                 values[name] = os.path.expanduser(str(values[name]))
@@ -154,9 +150,3 @@ def _number(value: Any, value_type: type, name: str) -> Any:
         return value_type(value)
     except (TypeError, ValueError, OverflowError):
         raise GuardError(f"{name} = {value!r} in the node configuration: must be a {value_type.__name__}") from None
-
-
-def _declared(stated: Mapping[str, Any]) -> Declared:
-    if len(stated) != len(_DECLARED):
-        raise GuardError(f"set all or none of {', '.join(_DECLARED)} in the node configuration")
-    return Declared(**stated)

@@ -33,8 +33,8 @@ from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
-from coterie.server.run import check_personal, initial_models, roster_of, rounds_of, run
-from coterie.server.run_requests import submission_of
+from coterie.server.run import check_personal, initial_models, rounds_of, run
+from coterie.server.run_requests import roster_of, submission_of
 from coterie.server.start_models import StartModels
 from coterie.site.roster import SEEN_FILE
 

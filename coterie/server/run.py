@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import WARNING
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,9 +33,7 @@ from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder, seal
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
-from coterie.server.run_requests import ROSTER, operators_roster
-from coterie.site.errors import DeployError
-from coterie.site.roster import RosterFile, authority_beside
+from coterie.server.run_requests import roster_of
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models
@@ -230,22 +227,6 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
     return config.strategy(folder.plan, options)
-
-
-def roster_of(seen: Path | None = None) -> RosterFile | None:
-    """Return the operator's roster, which COTERIE_ROSTER names; None without one.
-
-    Args:
-        seen: file of the largest numbers of rosters that the deployment has used; None: there is none.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    path = operators_roster()
-    try:
-        return None if path is None else RosterFile(path, authority_beside(path), seen)
-    except DeployError as error:
-        raise ConfigError(f"{ROSTER}: {error}") from None
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

@@ -12,7 +12,7 @@ from coterie.privacy import RecordLevel, Secure
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.site.errors import DeployError
-from coterie.site.roster import Roster, authority_beside, read_authorities
+from coterie.site.roster import RosterFile, authority_beside
 from coterie.site.run_request import RunRequest
 
 #: Environment variable of the ServerApp: the operator's roster.
@@ -64,7 +64,8 @@ def submission_of(config: RunConfig, app: str | None = None) -> Submission:
         ConfigError: the roster names another app; or the request is invalid, its submitter is not in the roster, or
             the run exceeds it.
     """
-    roster = _roster()
+    file = roster_of()
+    roster = None if file is None else file.roster
     if roster is not None and app is not None and roster.app not in ("", app):
         raise ConfigError(
             f"{ROSTER}: it names the app {roster.app}, and {app or 'an unknown app'} runs: submit that app, or state "
@@ -85,15 +86,17 @@ def submission_of(config: RunConfig, app: str | None = None) -> Submission:
     return Submission(name, request.id)
 
 
-def operators_roster() -> Path | None:
-    """Return the file that states which client each node's key is; None: it is as nodes say."""
+def roster_of(seen: Path | None = None) -> RosterFile | None:
+    """Return the operator's roster, which COTERIE_ROSTER names; None without one.
+
+    Args:
+        seen: file of the largest numbers of rosters that the deployment has used; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
     path = os.environ.get(ROSTER)
-    return Path(path) if path else None
-
-
-def _roster() -> Roster | None:
-    path = operators_roster()
     try:
-        return None if path is None else Roster.read(path, read_authorities(authority_beside(path)))
+        return RosterFile(Path(path), authority_beside(Path(path)), seen) if path else None
     except DeployError as error:
         raise ConfigError(f"{ROSTER}: {error}") from None

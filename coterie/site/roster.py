@@ -154,12 +154,16 @@ class Roster:
         return Roster(self.number + 1, tuple(members), self.app)
 
     def signed(self, key: ec.EllipticCurvePrivateKey) -> bytes:
-        """Return the content of the file, signed with the key of an authority."""
+        """Return the content of the file, signed with the key of an authority: clients by number, then submitters."""
+
+        def place(member: Member) -> tuple[bool, int, str]:
+            return member.client is None, member.client or 0, member.name
+
         content = {
             "roster": _FORMAT,
             "number": self.number,
             **({"app": self.app} if self.app else {}),
-            "members": [member.to_record() for member in sorted(self.members, key=_place)],
+            "members": [member.to_record() for member in sorted(self.members, key=place)],
         }
         return json.dumps({**content, "signature": sign(key, _PURPOSE, content)}, indent=1).encode() + b"\n"
 
@@ -198,11 +202,6 @@ class Roster:
         if not isinstance(app, str):
             raise DeployError("app must be a text")
         return cls(content["number"], tuple(Member.from_record(member) for member in members), app)
-
-
-def _place(member: Member) -> tuple[bool, int, str]:
-    """Return where a member stands in the file: clients by number, then submitters by name."""
-    return member.client is None, member.client or 0, member.name
 
 
 def read_newest(path: Path, authority: Path, seen: Path | None = None) -> Roster:
@@ -309,6 +308,7 @@ class RosterFile:
         seen: see :func:`read_newest`.
 
     Attributes:
+        roster: the newest one that can be used.
         problem: why the present file is not used, although an earlier one is; empty if it is.
 
     Raises:
@@ -318,7 +318,7 @@ class RosterFile:
     def __init__(self, path: Path, authority: Path, seen: Path | None = None) -> None:
         self._paths, self._seen = (path, authority), seen
         self._read = self._stamp()
-        self._roster = self._load()
+        self.roster = self._load()
         self.problem = ""
 
     def client_of(self, public_key: bytes) -> tuple[int, str]:
@@ -326,18 +326,18 @@ class RosterFile:
         if (stamp := self._stamp()) != self._read:
             self._read = stamp
             self._update()
-        return self._roster.client_of(public_key)
+        return self.roster.client_of(public_key)
 
     def _update(self) -> None:
         try:
             roster = self._load()
         except DeployError as error:
-            self.problem = f"{error}; roster {self._roster.number} stays in use"
+            self.problem = f"{error}; roster {self.roster.number} stays in use"
             return
-        if roster.number < self._roster.number:
-            self.problem = f"{self._paths[0]} is an older roster, {roster.number}; {self._roster.number} stays in use"
+        if roster.number < self.roster.number:
+            self.problem = f"{self._paths[0]} is an older roster, {roster.number}; {self.roster.number} stays in use"
             return
-        self._roster, self.problem = roster, ""
+        self.roster, self.problem = roster, ""
 
     def _load(self) -> Roster:
         return read_newest(*self._paths, self._seen)

@@ -101,7 +101,8 @@ class RunRequest(Fields):  # large: one field per term
         identity = {"id": secrets.token_hex(16), "key": public, "begins": now.isoformat(), "expires": end.isoformat()}
         stated = {key_of(name): value for name, value in terms.items() if value is not None}
         content = cls.from_record(identity | stated).to_record()
-        return _text({**content, "signature": sign(key, _PURPOSE, content)})
+        text = json.dumps({**content, "signature": sign(key, _PURPOSE, content)}, separators=(",", ":"))
+        return base64.b64encode(text.encode()).decode()
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -187,10 +188,6 @@ class RunRequest(Fields):  # large: one field per term
         except ValueError:
             raise DeployError(f"{field} is {getattr(self, field)!r}, expected a time in ISO 8601") from None
         return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _text(content: Mapping[str, Any]) -> str:
-    return base64.b64encode(json.dumps(content, separators=(",", ":")).encode()).decode()
 
 
 def _public_key(text: str) -> object:

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
+from kit.tables import for_rows
 
 from coterie.deploy.backups import back_up, restore
 from coterie.deploy.certificates import create
@@ -158,7 +159,7 @@ def outside(files):
     del files[name]
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("change", "error"),
     [
         (lambda files: files.pop("manifest.json"), "not a complete backup"),

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import verification
 from kit.commands import assert_refused, document, tree
+from kit.tables import for_rows
 
 from coterie.deploy.certificates import add_nodes, create, renew_server
 from coterie.site.errors import DeployError
@@ -83,23 +84,16 @@ def test_names(folder):
     assert names(folder / "nodes" / "node-1.crt") == ["supernode-1", *LOOPBACK]
 
 
-@pytest.mark.parametrize(
-    ("leaf", "key", "name"),
-    [
-        ("server.crt", "server.key", "fl.example.org"),
-        ("nodes/node-0.crt", "nodes/node-0.tls.key", "supernode-0"),
-        ("nodes/node-1.crt", "nodes/node-1.tls.key", "localhost"),
-    ],
-)
-def test_the_chain_holds(folder, tmp_path, leaf, key, name):
-    assert len(verify(folder / "ca.crt", folder / leaf, name)) == 2
-    loaded = load_pem_private_key((folder / key).read_bytes(), None)
-    assert loaded.public_key() == certificate(folder / leaf).public_key()
-    with pytest.raises(verification.VerificationError):
-        verify(folder / "ca.crt", folder / leaf, "elsewhere.example")
+def test_the_chain_holds(folder, tmp_path):
     other = create(tmp_path / "other", 1, ["superlink"]).folder
-    with pytest.raises(verification.VerificationError):
-        verify(other / "ca.crt", folder / leaf, name)
+    names = {"server": "fl.example.org", "nodes/node-0": "supernode-0", "nodes/node-1": "localhost"}
+    for stem, name in names.items():
+        leaf, key = folder / f"{stem}.crt", folder / (f"{stem}.key" if stem == "server" else f"{stem}.tls.key")
+        assert len(verify(folder / "ca.crt", leaf, name)) == 2
+        assert load_pem_private_key(key.read_bytes(), None).public_key() == certificate(leaf).public_key()
+        for authority, asked in ((folder, "elsewhere.example"), (other, name)):
+            with pytest.raises(verification.VerificationError):
+                verify(authority / "ca.crt", leaf, asked)
 
 
 def test_openssl_agrees(folder):
@@ -183,7 +177,7 @@ def test_a_renewed_server_keeps_its_names_or_gets_new_ones(copy):
 # ---- refused, and nothing changed -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("words", "parts"),
     [
         (["--nodes", "1", "--host", "a"], ["copy", "not empty", "--more", "--renew-server"]),
@@ -198,8 +192,13 @@ def test_a_renewed_server_keeps_its_names_or_gets_new_ones(copy):
         (["--renew-server", "--host", "300.1.1.1"], ["--host 300.1.1.1"]),
         (["--renew-server", "--host", "a..b"], ["--host a..b"]),
         (["--renew-server", "--host", ""], ["--host"]),
+        (["--submitter", "a", "--remove-submitter", "a"], ["combined"]),
+        (["--submitter", "a", "--nodes", "1"], ["--nodes cannot be used with --submitter"]),
+        (["--renew-node", "1", "--remove-node", "1"], ["--renew-node and --remove-node", "combined"]),
+        (["--renew-authority", "--retire-authorities"], ["combined"]),
+        (["--sign-roster", "--nodes", "1"], ["--nodes cannot be used with --sign-roster"]),
+        (["--renew-node", "1", "--host", "a"], ["--host cannot be used with --renew-node"]),
     ],
-    ids=" ".join,
 )
 def test_refused_words(coterie, copy, words, parts):
     before = tree(copy)

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from kit.commands import assert_refused, tree
 from kit.servers import free_port, listening, open_port, running, tls, until
+from kit.tables import for_rows
 
 from coterie.client.masking_keys import MaskingKeys
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
@@ -89,18 +90,8 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
         status, out, err = coterie(*words(pki, port, "--check"))
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == [
-        "data",
-        "key",
-        "ca",
-        "app",
-        "state",
-        "guarantee",
-        "port",
-        "superlink",
-        "clock",
-        "versions",
-    ]
+    subjects = [line.split()[0] for line in lines[:-1]]
+    assert subjects == ["data", "key", "ca", "app", "state", "guarantee", "port", "superlink", "clock", "versions"]
     assert lines[-2].split() == ["versions", *versions().split()]
     assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
     assert lines[-1] == "all checks passed"
@@ -168,25 +159,9 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     for name in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "0")  # what a user sets stays
-    more = [
-        "--epsilon",
-        8,
-        "--delta",
-        1e-5,
-        "--diagnostics",
-        "--input-shape",
-        "1x28x28",
-        "--num-classes",
-        10,
-        "--value-range",
-        "0:1",
-        "--set",
-        "site=ward 7",
-        "--set",
-        "gpu=true",
-        "--isolation",
-    ]
-    more += ["process", "--", "--health-server-address", "127.0.0.1:1"]
+    more = [*DECLARED.split(), "--diagnostics", "--value-range", "0:1"]
+    more += ["--set", "site=ward 7", "--set", "gpu=true", "--isolation", "process"]
+    more += ["--", "--health-server-address", "127.0.0.1:1"]
     with listening(tls(pki)) as port:
         status, _, err = coterie(*words(pki, port, *more, port=free_port()), "--max-retries", 3)
     assert (status, err) == (0, "")
@@ -261,22 +236,10 @@ def given(tmp_path, **changes):
     return Edge(**options, node=NodeConfig(**node), **changes)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "two words",
-        "it's",
-        'say "hi"',
-        "both ' and \"",
-        "back\\slash",
-        '\\"',
-        "a=b c=d",
-        "Präfix ☃",
-        "x.toml",
-        "\t\n\x7f",
-    ],
-)
+NAMES = ["plain", "two words", "it's", 'say "hi"', "both ' and \"", "back\\slash", '\\"', "a=b c=d", "Präfix ☃"]
+
+
+@for_rows("name", [*NAMES, "x.toml", "\t\n\x7f"])
 def test_flower_reads_the_node_config_back(tmp_path, name):
     from flwr.common.config import parse_config_args
 
@@ -315,7 +278,7 @@ def test_where_state_lies(tmp_path, monkeypatch):
 # ---- options that contradict each other -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("more", "parts"),
     [
         (["--epsilon", 8], ["epsilon and delta", "both"]),
@@ -338,7 +301,6 @@ def test_where_state_lies(tmp_path, monkeypatch):
         (["--set", "two words=4"], ["--set two words"]),
         (["--set", "site"], ["--set site", "key=value"]),
     ],
-    ids=str,
 )
 def test_contradictions(coterie, pki, executed, more, parts):
     assert_refused(coterie(*words(pki, 1, "--check", *more)), *parts)
@@ -380,16 +342,12 @@ def test_data(wrong, machine):
     wrong("--data", "my data", "differ in length")
 
 
-def test_a_task_that_contradicts_itself(coterie, pki):
-    more = "--input-shape", 3, "--task", "multi-label", "--num-classes", 1
-    status, _, err = coterie(*words(pki, 1, "--check", *more))
-    assert (status, "a multi-label task has 2 to 20 labels, not 1" in err) == (1, True)
-
-
-def test_a_declared_task_reaches_the_node(coterie, pki, executed):
+def test_a_declared_task_is_checked_and_reaches_the_node(coterie, pki, executed):
+    labels = "--input-shape", 3, "--task", "multi-label", "--num-classes"
     with listening(tls(pki)) as port:
-        labels = "--input-shape", 3, "--task", "multi-label", "--num-classes", 2
-        status, out, err = coterie(*words(pki, port, *labels))
+        status, _, err = coterie(*words(pki, port, "--check", *labels, 1))
+        assert (status, "a multi-label task has 2 to 20 labels, not 1" in err) == (1, True)
+        status, out, err = coterie(*words(pki, port, *labels, 2))
     assert (status, "examples of 3 with 2 labels" in out) == (0, True), err
     node = executed[0][1][executed[0][1].index("--node-config") + 1]
     assert 'num-classes=2 task="multi-label"' in node
@@ -535,39 +493,19 @@ def test_every_failure_is_told_at_once(coterie, pki, executed):
 # ---- what is wrong between here and the SuperLink ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "host",
-        "host:",
-        ":1",
-        "host:https",
-        "host:0",
-        "host:65536",
-        "::1:1",
-        "[::1:1",
-        "https://host:1",
+def test_an_address(coterie, pki):
+    for address in (
+        *["host", "host:", ":1", "host:https", "host:0", "host:65536", "::1:1", "[::1:1", "https://host:1", "[host]:1"],
         "a b:1",
-        "[host]:1",
-    ],
-)
-def test_an_address_that_is_none(coterie, pki, address):
-    refused(coterie, words(pki, 1, superlink=address), f"--superlink {address}", "HOST:PORT")
+    ):
+        refused(coterie, words(pki, 1, superlink=address), f"--superlink {address}", "HOST:PORT")
+    for address, host in (("[::1]:9092", "::1"), ("10.0.0.1:9092", "10.0.0.1"), ("a.b:9092", "a.b")):
+        assert edge._parsed(address) == (host, 9092)
 
 
-@pytest.mark.parametrize(
-    ("address", "host"), [("[::1]:9092", "::1"), ("10.0.0.1:9092", "10.0.0.1"), ("a.b:9092", "a.b")]
-)
-def test_an_address(address, host):
-    assert edge._parsed(address) == (host, 9092)
-
-
-def test_nobody_listens(coterie, pki):
+def test_nobody_listens_or_the_host_is_unknown(coterie, pki):
     port = free_port()
     refused(coterie, words(pki, port), f"--superlink localhost:{port}", "refused", f"Fleet API on port {port}")
-
-
-def test_an_unknown_host(coterie, pki):
     refused(coterie, words(pki, 1, superlink="nowhere.invalid:9092"), "cannot resolve host nowhere.invalid", "DNS")
 
 

@@ -48,16 +48,19 @@ def updates(replies, layout):
     )
 
 
+def by_grid_and_client_app(content, verb, layout):
+    """Updates of all clients by the local engine, and by the ClientApp."""
+    grid = LocalGrid(12)  # which gives messages their sender
+    messages = [Message(content, dst_node_id=n, message_type=verb) for n in range(1, 13)]
+    local = updates(grid.send_and_receive(messages), layout)
+    nodes = [Context(1, 1, {"partition-id": client}, RecordDict(), {}) for client in range(12)]
+    return local, updates(map(app, messages, nodes), layout)
+
+
 def test_the_client_app_gives_the_same_answers():
     content, layout = question()
-    grid = LocalGrid(12)
-    messages = [Message(content, dst_node_id=n, message_type="train") for n in range(1, 13)]
-    local = updates(grid.send_and_receive(messages), layout)
-    flower = []
-    for client, message in enumerate(messages):
-        node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
-        flower.append(app(message, node))
-    np.testing.assert_allclose(updates(flower, layout), local, atol=1e-6)
+    local, flower = by_grid_and_client_app(content, "train", layout)
+    np.testing.assert_allclose(flower, local, atol=1e-6)
 
 
 def test_the_client_app_tells_the_same_losses():
@@ -65,14 +68,8 @@ def test_the_client_app_tells_the_same_losses():
     drawn = [layout.flatten(initialise("mlp-32", (1, 8, 8), 10, seed)) for seed in range(3)]
     content["models"] = pack_models(np.stack(drawn), layout)
     content["config"]["compared"] = 3
-    grid = LocalGrid(12)  # it gives messages their sender
-    messages = [Message(content, dst_node_id=n, message_type="query.losses") for n in range(1, 13)]
-    local = updates(grid.send_and_receive(messages), losses_layout(3))
-    flower = []
-    for client, message in enumerate(messages):
-        node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
-        flower.append(app(message, node))
-    np.testing.assert_allclose(updates(flower, losses_layout(3)), local, rtol=1e-5)
+    local, flower = by_grid_and_client_app(content, "query.losses", losses_layout(3))
+    np.testing.assert_allclose(flower, local, rtol=1e-5)
     assert len(np.unique(local)) == 36
     assert 2 < local.min() < local.max() < 3  # networks that nobody trained: about log 10
 

@@ -40,7 +40,7 @@ def test_the_second_attempt_may_succeed(attempts, monkeypatch):
     from coterie.engine.ray import ray_workers
 
     attempts += [Exception(TOO_SLOW), None]
-    monkeypatch.setattr("coterie.engine.ray._actors", lambda cores: 0)
+    monkeypatch.setattr("coterie.engine.ray._nodes", list)
     monkeypatch.setattr("coterie.engine.ray_workers.RayWorkers", Workers)
     with ray_workers() as workers:
         assert workers.actors == 1

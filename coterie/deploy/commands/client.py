@@ -116,6 +116,7 @@ def client(  # long: one line per option
     ] = None,
 ) -> None:
     """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
+    from coterie.client.masking_keys import keys_or_none
     from coterie.deploy.edge import Edge, checks, default_state_dir, start
     from coterie.site.node import NodeConfig
 
@@ -188,15 +189,8 @@ def client(  # long: one line per option
         return
     sys.stdout.flush()
     _save(reports, edge)
-    _sign_keys(node)
+    keys_or_none(node)  # signed by the key of the node, which the processes that train may not have
     start(edge)
-
-
-def _sign_keys(node: NodeConfig) -> None:
-    """Sign the keys for masked rounds by the key of the node, which the processes that train may not have."""
-    from coterie.client.masking_keys import keys_or_none
-
-    keys_or_none(node)
 
 
 def _versions() -> Check:
