@@ -40,7 +40,7 @@ def test_the_demo_of_a_clean_checkout(image, tmp_path):
     assert 0 < result["epsilon"] <= 8
     assert "accuracy" not in result
     exact = json.loads((folder / "diagnostics.json").read_text())
-    assert exact["accuracy"] > 0.5
+    assert exact["accuracy"] > 0.5  # 50 runs: mean 0.795, deviation 0.027, so 11 deviations below the mean
     assert {path.stat().st_mode & 0o077 for path in [out, folder, *folder.rglob("*")]} == {0}
     assert f"{exact['accuracy']:.1%}".replace("%", " %") in said.stdout
     assert load_file(folder / "models" / "cluster-0.safetensors")
