@@ -160,7 +160,7 @@ class Banded(InTurn):
                 f"min-separation = {slots}: a client of a slot would take part with probability sampling-rate x "
                 f"min-separation = {slots * self.sampling_rate:g}; it must be at most {self._most_slots}"
             )
-        self.check_slots(f"min-separation = {slots}")
+        self.check_slots(f"b = {slots}, the rounds from one participation of a client to the next,")
 
     @classmethod
     def calibrated(cls, **numbers: Unpack[PlanNumbers]) -> Self:
