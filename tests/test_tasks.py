@@ -23,9 +23,9 @@ from coterie.wire.messages import Layout
 TASKS = [
     task_of(3),
     task_of(2),
-    task_of(2).weighted("", "4"),
+    task_of(2).weighted("1,4"),
     multi_label(3),
-    multi_label(4).weighted("", "1,2,3,4"),
+    multi_label(4).weighted("1,2,3,4"),
     task_of(0),
     task_of(0, 5.0, 2.0),
 ]
@@ -186,7 +186,7 @@ def test_equal_tasks_are_one():
 
 def test_class_weights_scale_losses_and_not_scores():
     outputs, y = outputs_of(task_of(3), 6), torch.as_tensor(task_of(3).examples(6))
-    weighted = task_of(3).weighted("1, 2,0.5", "")
+    weighted = task_of(3).weighted("1, 2,0.5")
     factors = torch.tensor([1.0, 2.0, 0.5])[y]
     torch.testing.assert_close(weighted(outputs, y), factors * task_of(3)(outputs, y))
     torch.testing.assert_close(weighted.marks(outputs, y), task_of(3).marks(outputs, y))
