@@ -45,7 +45,7 @@ def _private(folder: Path) -> list[Path]:
     """One run with ε, in which all is known, and 30 sites."""
     lines = [test_report.metrics(n, accuracy=0.5 + 0.1 * n, group_accuracy=[0.2 * n, 0.24 * n]) for n in (1, 2, 3, 4)]
     run = test_report.make_run(folder / "private", lines=lines)
-    _add(run / "result.json", sites=[{"client": n, "cluster": n % 3, "name": f"Hospital {n}"} for n in range(30)])
+    _add(run / "result.json", sites=[{"client": n, "cluster": n % 3} for n in range(30)])
     accuracies = [round(0.4 + (7 * n % 30) / 60, 3) for n in range(30)]
     _add(run / "diagnostics.json", client_id=list(range(30)), client_accuracy=accuracies)
     _add(run / "diagnostics.json", confusion=[[10, 0], [0, 9], [1, 10]])

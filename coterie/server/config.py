@@ -104,7 +104,7 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
-    if text := removal(name.rpartition(".")[2]):
+    if text := removal(name) or removal(name.rpartition(".")[2]):
         raise ConfigError(text)
     hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
@@ -292,7 +292,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             ConfigError: see the class; or an earlier version had further settings.
         """
         for name in flat(values):
-            if text := removal(name.rpartition(".")[2]):
+            if text := removal(name) or removal(name.rpartition(".")[2]):
                 raise ConfigError(
                     f"the run was written by another version of Coterie ({text}): resume the run with the version that "
                     "began it, or start another run with its models (--from)"

@@ -196,7 +196,7 @@ def test_other_references(monkeypatch, tmp_path, method):
     assert result["nmi"] > (0.6 if method == "fcm" else 0.3)
     if method == "dcn":
         network, _ = seen["fit"]
-        assert (network.k, network.pretrain_epochs, network.joint_epochs, network.weight) == (10, 2, 1, 0.5)
+        assert (network.k, network.pretrain_epochs, network.joint_epochs, network.noise) == (10, 2, 1, 0.5)
         assert (network.seed, network.device) == (0, "cpu")
 
 

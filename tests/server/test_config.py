@@ -202,6 +202,7 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"lcfl.landmarks": 0}, "lcfl.landmarks = 0: strategy = 'ifca' does not use it"),
         ({"proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'ifca' does not use it"),
         ({"strategy": "lcfl", "proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'lcfl' does not use it"),
+        ({"lcfl.proximal-mu": 0.5}, "lcfl.proximal-mu was removed: the clusters of lcfl train by FedAvg"),
         ({"aggregator": "median:0.3"}, "aggregator = 'median:0.3': must be mean, median, trimmed-mean"),
         ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
         ({"participation": "secret"}, "no effect with privacy.mechanism = 'joint', only with banded"),
