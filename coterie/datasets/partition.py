@@ -23,12 +23,14 @@ _SKEWS = {"dirichlet": Bounds(0, 1e9, above=True), "classes": Bounds(1, SIZE.hig
 
 def _skew(text: str) -> tuple[str, float] | None:
     """Return kind and number of a label skew; None if it has another form."""
+    if text == "none":
+        return text, 0.0
     kind, _, number = text.partition(":")
     try:
-        value = int(number) if kind == "classes" else float(number or 0)
+        value = int(number) if kind == "classes" else float(number)
     except ValueError:
         return None
-    return (kind, value) if text == "none" or value in _SKEWS.get(kind, ()) else None
+    return (kind, value) if value in _SKEWS.get(kind, ()) else None
 
 
 @dataclass(frozen=True)

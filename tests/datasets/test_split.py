@@ -382,7 +382,16 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         ),
         *(
             ({"label_skew": text}, f"label-skew = '{text}': must be none, dirichlet:ALPHA, classes:NUMBER, or non-iid:")
-            for text in ("non-iid:-0.5", "non-iid:nan", "dirichlet:0", "dirichlet:inf", "classes:2.5", "None")
+            for text in (
+                "non-iid",
+                "none:0",
+                "non-iid:-0.5",
+                "non-iid:nan",
+                "dirichlet:0",
+                "dirichlet:inf",
+                "classes:2.5",
+                "None",
+            )
         ),
         (
             {"label_skew": "non-iid:1", "validation_clients": 4},
