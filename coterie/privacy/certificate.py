@@ -113,7 +113,9 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "public_inputs": {**plan.terms(), **plan.noises(), **header.get("public", {})},
         "tuned_outside": {**header.get("tuned", {}), **({"rounds": plan.rounds} if extended_terms(charges) else {})},
         "covers": list(stated.covers) if plan.private else [],
-        "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *stated.outside] if plan.private else [],
+        "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *_other_clients(start), *stated.outside]
+        if plan.private
+        else [],
         "coterie": version("coterie"),
     }
 
@@ -218,9 +220,19 @@ def _reasons(
 
 
 def _started_from(start: Mapping[str, Any]) -> dict[str, Any]:
-    """The run whose models are the initial ones, and its charges."""
-    charged = _charged(count_events(start["events"]))
-    return {"run": start["run"], "ledger": start["ledger"], "charged": charged}
+    """The run whose models are the initial ones, and its charges; ledgers of 0.3.0 state also who its clients are."""
+    stated = {key: start[key] for key in ("run", "clients", "ledger") if key in start}
+    return {**stated, "charged": _charged(count_events(start["events"]))}
+
+
+def _other_clients(start: Mapping[str, Any] | None) -> list[str]:
+    """What a certificate cannot prove of the initial models; only ledgers of 0.3.0 have such clients."""
+    if not start or start.get("clients") != "other":
+        return []
+    return [
+        f"that the initial models, of run {start['run']}, come from other clients: the user states it, and the charges "
+        "of that run do not count"
+    ]
 
 
 def total(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kit.commands import tree
 from kit.run_folders import model, privacy, run_in
+from kit.tables import for_rows
 
 import coterie.privacy
 from coterie.engine.in_process import LocalGrid
@@ -123,6 +124,19 @@ def test_further_rounds_count_the_other_run(tmp_path, first):
     header, _ = charged(first)
     both = charged(first)[1] + Counter({Event(0.5, 5.0): most})
     assert epsilon(both, header["delta"]) <= 4.5 < epsilon(both + Counter({Event(0.5, 5.0): 1}), header["delta"])
+
+
+@for_rows("clients", ["same", "other"])
+def test_ledgers_of_0_3_0_state_whose_models_were_the_first(tmp_path_factory, first, clients):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    execute(path, BASE | {"epsilon": 8}, first)
+    header, charges = read_ledger(path / "ledger.jsonl")
+    header["start"] |= {"clients": clients} | ({"events": []} if clients == "other" else {})
+    stated = certificate(header, charges)
+    jsonschema.validate(stated, SCHEMA)
+    assert stated["started_from"]["clients"] == clients
+    outside = [text for text in stated["outside"] if "come from other clients: the user states it" in text]
+    assert len(outside) == (clients == "other")
 
 
 def test_an_uncertified_start_makes_the_run_uncertified(tmp_path):
