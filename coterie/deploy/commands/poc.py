@@ -196,8 +196,10 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
             raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
     values = combined({"min-clients": layout.clients}, defaults, given, own)
     RunConfig(values, deployed=True)
-    kept = {name: (AUTO, SETTINGS[name].none) for name in values}
-    values = {name: value if value in kept[name] else SETTINGS[name].parse(value) for name, value in values.items()}
+    values = {
+        name: value if value in (AUTO, SETTINGS[name].none) else SETTINGS[name].parse(value)
+        for name, value in values.items()
+    }
     write_atomic(layout.settings, tomli_w.dumps(nested(flat(values))).encode())
     return None
 
