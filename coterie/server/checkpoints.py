@@ -52,7 +52,7 @@ def checkpoint_content(state: Checkpoint, line: Mapping[str, Any], proof: Mappin
         tensors[_HISTOGRAM] = state.histogram
     if state.mean is not None:
         tensors[_MEAN] = state.mean
-    tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.state.items()}
+    tensors |= {_KEPT + name: np.asarray(values, order="C") for name, values in state.state.items()}
     metadata = {"round": state.round, "line": dict(line), "names": state.layout.names, **proof}
     metadata = json.loads(json.dumps(metadata))  # as it is read again
     metadata[_DIGEST] = _digest(metadata, tensors)

@@ -63,4 +63,4 @@ def adapted(state: RunState, below: float) -> RunState:
 
 def resumed(plan: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> Plan:
     """The plan with the clipping norm of a resumed run, if it is adaptive."""
-    return plan.with_clip_norm(float(arrays[_CLIP_NORM])) if _CLIP_NORM in arrays else plan
+    return plan.with_clip_norm(arrays[_CLIP_NORM].item()) if _CLIP_NORM in arrays else plan
