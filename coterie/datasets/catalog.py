@@ -7,14 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from coterie.datasets.images import IMAGES
-from coterie.datasets.lines import LINE_CLOUDS
 from coterie.datasets.sources import DataError, DatasetInfo, Source
 from coterie.datasets.text import TEXTS
 from coterie.datasets.vectors import VECTORS
 from coterie.fields.plugins import PluginError, load_function, provided, unknown
 
 #: All built-in data sets.
-DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}
+DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS)}
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Source:
