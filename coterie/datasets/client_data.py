@@ -27,15 +27,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.datasets.arrays import read_archive
+from coterie.datasets.array_files import CLASSES, LIST_FILES, read_archive, read_images
+from coterie.datasets.binary_tables import is_parquet_folder
 from coterie.datasets.data_files import SUFFIXES, TABLE_SUFFIXES, losses_of, need_regular, suffix_of
 from coterie.datasets.facts import Declared, Facts
-from coterie.datasets.image_files import CLASSES, LIST_FILES, read_images
 from coterie.datasets.left_out import LeftOut, unequal_losses
 from coterie.datasets.records import Records, labels
 from coterie.datasets.schema import SITE_SUFFIX
 from coterie.datasets.sources import DataError
-from coterie.datasets.table_parquet import is_parquet_folder
 from coterie.datasets.tables import columns_text, table_columns, table_records
 from coterie.files import private_folder, write_atomic
 from coterie.tasks import Task

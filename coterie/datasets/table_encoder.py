@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coterie.datasets.left_out import Finding, Loss
 from coterie.datasets.schema import Column, TableSchema
 from coterie.datasets.table_cells import BadCell, Cell, Notation, Positions, as_text, codes, integer, spellings
-from coterie.datasets.table_files import UNDECODABLE, ZERO, Chunk
+from coterie.datasets.text_tables import UNDECODABLE, ZERO, Chunk
 
 # Records that are encoded together, at most, and their features.
 _CHUNK, _CHUNK_FEATURES = 4096, 2**18

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets import data_files
+from coterie.datasets.binary_tables import is_integer, is_parquet_folder, parquet_table, workbook_table
 from coterie.datasets.data_files import (
     TABLE_SUFFIXES,
     WORKBOOK_SUFFIXES,
@@ -34,9 +35,7 @@ from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
-from coterie.datasets.table_excel import excel_table
-from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
-from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parquet_table
+from coterie.datasets.text_tables import MAX_PLAIN_COLUMNS, TableFile, text_table
 from coterie.datasets.units import Units, is_held_out_unit
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
@@ -448,7 +447,7 @@ def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     need_regular(path)
     if suffix_of(path) == ".parquet":
         return parquet_table(path)
-    return excel_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
+    return workbook_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
 
 
 def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:

@@ -516,9 +516,9 @@ def test_a_limit_is_not_one_too_low(tmp_path, monkeypatch):
     monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", X.nbytes + Y.nbytes)  # int64 labels
     assert number(shard(tmp_path / "a.npz", strict=True)) == RECORDS
     folder_of_pictures(tmp_path / "a")
-    monkeypatch.setattr("coterie.datasets.image_files.MAX_PIXELS", 30)
+    monkeypatch.setattr("coterie.datasets.array_files.MAX_PIXELS", 30)
     assert number(shard(tmp_path / "a", strict=True)) == RECORDS
-    monkeypatch.setattr("coterie.datasets.image_files.MAX_PIXELS", 29)
+    monkeypatch.setattr("coterie.datasets.array_files.MAX_PIXELS", 29)
     monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", X.nbytes + Y.nbytes - 1)
     own_shard.cache_clear()
     for name in ("a", "a.npz"):

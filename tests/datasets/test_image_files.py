@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from coterie.datasets import DataError, own_shard
+from coterie.datasets.array_files import read_image
 from coterie.datasets.data_files import image_format
-from coterie.datasets.image_files import read_image
 
 GREY = np.tile(np.array([0, 17, 85, 255], np.uint8), (6, 2))[:, :5]
 #: Where nothing is drawn.

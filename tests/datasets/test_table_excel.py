@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kit.workbooks import XLS, Raw, write_ods, write_xlsx
 
-from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table, table_excel
+from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, own_shard, read_table
 from coterie.tasks import task_of
 
 pytest.importorskip("python_calamine")
@@ -96,7 +96,7 @@ def test_cells_beyond_the_names_and_short_rows(workbook):
 
 
 def test_more_records_than_a_batch_keep_their_numbers(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "_BATCH", 2)
+    monkeypatch.setattr(binary_tables, "_ROWS", 2)
     table = read_table(workbook([*ROWS, ["x", "f", "no"], *ROWS]), schema())
     assert (table.index.tolist(), table.errors[0].rows) == ([0, 1, 2, 4, 5, 6], [5])
 
@@ -113,7 +113,7 @@ def test_more_records_than_a_batch_keep_their_numbers(workbook, monkeypatch):
     ],
 )
 def test_cells_without_a_value_are_missing_and_counted(workbook, monkeypatch, cell, block):
-    monkeypatch.setattr(table_excel, "_BLOCK", block)
+    monkeypatch.setattr(binary_tables, "_BLOCK", block)
     path = workbook([*ROWS, [Raw(cell), "f", "no"], [Raw(cell), Raw(cell), "no"]])
     table = read_table(path, schema())
     assert (table.missing, found(table)) == ({"age": 2, "sex": 1}, [("sex", "missing", "dropped", [6])])
@@ -207,7 +207,7 @@ def test_a_damaged_workbook_is_refused(workbook, options, message):
 
 
 def test_the_memory_of_the_reader_is_limited(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "_MAX_MEMORY", 2**28)
+    monkeypatch.setattr(binary_tables, "_MAX_MEMORY", 2**28)
     far = workbook(change=sheet_part('r="A3"', 'r="Z1000000"'))  # 26 million cells of 32 bytes
     with pytest.raises(DataError, match="needs more than 268,435,456 bytes of memory"):
         read_table(far, schema())
@@ -229,7 +229,7 @@ def test_entities_do_not_expand(workbook):
 
 
 def test_without_the_package_one_line_says_what_to_install(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "find_spec", lambda name: None)
+    monkeypatch.setattr(binary_tables, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"reading \.xlsx requires python-calamine: pip install 'coterie\[excel\]'"):
         read_table(workbook(), schema())
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
-from coterie.datasets.table_files import MAX_RECORD_LINES
+from coterie.datasets.text_tables import MAX_RECORD_LINES
 
 SCHEMA = """version = 1
 ignore = ["note"]
@@ -112,7 +112,7 @@ LINES = "62,,91,no\n" * (MAX_RECORD_LINES + 1)
     ],
 )
 def test_a_record_that_cannot_be_read_is_named_by_its_line(table, monkeypatch, records, line, problem, block):
-    monkeypatch.setattr("coterie.datasets.table_files._BLOCK", block)
+    monkeypatch.setattr("coterie.datasets.text_tables._BLOCK", block)
     if not problem:  # the quotes of two records make one of the right number of cells
         assert values(table(f"age,note,crp,outcome\n{records}")) == [[60, 1], [61, 91]]
         return
@@ -126,7 +126,7 @@ def test_records_across_blocks_are_whole(table, monkeypatch):
     lines = ["age,note,crp,outcome"]
     lines += [f'{age},"{note.replace(chr(34), chr(34) * 2)}",{crp},no' for age, note, crp, _ in rows]
     for size in (7, 64, 301):
-        monkeypatch.setattr("coterie.datasets.table_files._BLOCK", size)
+        monkeypatch.setattr("coterie.datasets.text_tables._BLOCK", size)
         read = table("\n".join(lines))
         assert values(read) == [[age, crp] for age, _, crp, _ in rows]
         assert (read.index.tolist(), read.errors) == (list(range(60)), ())

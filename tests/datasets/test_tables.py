@@ -277,7 +277,7 @@ def test_a_damaged_record_changes_no_other(table, line, what):
 
 
 def test_a_line_that_is_too_long_is_named(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.table_files.MAX_LINE", 40)
+    monkeypatch.setattr("coterie.datasets.text_tables.MAX_LINE", 40)
     with pytest.raises(DataError, match=r"begins in line 3 cannot be read \(a line of more than 40 characters\)"):
         table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
 
