@@ -71,11 +71,6 @@ def _load(name: str, data_dir: str | None) -> Source:
     if name not in DATASETS:
         return _load_own(name)
     info = DATASETS[name]
-    return info.read(info, _folder(info, data_dir))
-
-
-def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
-    """Return the folder that holds all the files of `info`."""
     ways = f"--data-dir DIR, COTERIE_DATA=DIR, or `{info.obtain}`"
     if data_dir is None and info.files:
         raise DataError(f"dataset '{info.name}' requires a folder with {info.files[0]}: {ways}")
@@ -84,7 +79,7 @@ def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
         if not (root / file).is_file():
             missing = f"has no {file}" if root.is_dir() else "does not exist"
             raise DataError(f"dataset '{info.name}': the folder {root} {missing} (expected: {root / file}); use {ways}")
-    return root
+    return info.read(info, root)
 
 
 def _load_own(name: str) -> Source:

@@ -13,6 +13,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.tiers import mark_slow
 from PIL import Image
 
@@ -425,7 +426,7 @@ def shape_of(path):
 
 
 def shard(path, strict):
-    return own_shard(str(path), 0, shape_of(path), 4, None, strict=strict)
+    return read_shard(path, shape_of(path), 4, strict=strict)
 
 
 def number(found):
@@ -567,7 +568,7 @@ def test_large_pictures_of_every_format_are_read(tmp_path, name):
     (tmp_path / "0").mkdir()
     form = name.split()[0]
     Image.fromarray(pixels).save(tmp_path / "0" / "a.png", form, **FORMATS[name])
-    found = own_shard(str(tmp_path), 0, (1, 1500, 1400), 1, None, strict=False)
+    found = read_shard(tmp_path, (1, 1500, 1400), 1, strict=False)
     read = found.x if len(found.x) else found.test.x
     assert len(read) == 1
     difference = np.abs((read[0, 0] + 1) * 127.5 - pixels).max()

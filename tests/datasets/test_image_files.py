@@ -6,9 +6,10 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from PIL import Image
 
-from coterie.datasets import DataError, own_shard
+from coterie.datasets import DataError
 from coterie.datasets.array_files import read_image
 from coterie.datasets.data_files import image_format
 
@@ -174,7 +175,7 @@ def test_the_background_of_a_run_is_one(tmp_path):
     for i, hidden in enumerate((0, 255, 77)):
         (tmp_path / str(i) / "0").mkdir(parents=True)
         (tmp_path / str(i) / "0" / "a.png").write_bytes(la(hidden))
-        shard = own_shard(str(tmp_path / str(i)), 0, (1, 6, 5), 1, None, strict=False)
+        shard = read_shard(tmp_path / str(i), (1, 6, 5), 1, strict=False)
         drawn = shard.x if len(shard.x) else shard.test.x
         np.testing.assert_array_equal(drawn[0, 0][EMPTY], 1)
 

@@ -5,9 +5,10 @@ import unicodedata
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from PIL import Image
 
-from coterie.datasets import DataError, facts, own_shard
+from coterie.datasets import DataError, facts
 from coterie.datasets.client_data import read
 
 KNOWN = facts("own", "1x9x9", 2)
@@ -219,5 +220,5 @@ def test_a_deployed_client_keeps_a_class_behind_a_byte_order_mark(tmp_path):
         for i in range(10):
             save(tmp_path / name / f"{i}.png", i + len(name))
     (tmp_path / "classes.txt").write_bytes("benign\nmalignant\n".encode("utf-8-sig"))
-    shard = own_shard(str(tmp_path), 0, (1, 9, 9), 2, None, strict=False)
+    shard = read_shard(tmp_path, (1, 9, 9), strict=False)
     assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [10, 10]

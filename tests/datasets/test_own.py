@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.workbooks import write_xlsx
 from PIL import Image
 
@@ -73,7 +74,7 @@ WRITERS = [write_npz, write_csv, write_parquet, write_excel, write_pictures, wri
 
 
 def shard(path, shape=SHAPE, classes=4, transform=None):
-    return own_shard(str(path), 3, shape, classes, transform)
+    return read_shard(path, shape, classes, transform, client=3)
 
 
 def by_content(x, y):
@@ -463,7 +464,7 @@ def test_a_federation_of_files(tmp_path):
 
 def kept(path, num_classes=4, span=None):
     own_shard.cache_clear()
-    return own_shard(str(path), 0, (1, 6, 5), num_classes, None, span=span, strict=False)
+    return read_shard(path, (1, 6, 5), num_classes, span=span, strict=False)
 
 
 def rows(own):
@@ -517,7 +518,7 @@ def test_a_declared_range_clamps_vectors_alone(tmp_path):
     x = np.array([[0.5, -3.0], [7.0, 0.25]], np.float32)
     np.savez(tmp_path / "v.npz", x=x, y=[0, 1], x_test=x, y_test=[0, 1])
     own_shard.cache_clear()
-    own = own_shard(str(tmp_path / "v.npz"), 0, (2,), 2, None, span=(-1.0, 1.0), strict=False)
+    own = read_shard(tmp_path / "v.npz", (2,), span=(-1.0, 1.0), strict=False)
     np.testing.assert_array_equal(own.x, [[0.5, -1.0], [1.0, 0.25]])
 
 

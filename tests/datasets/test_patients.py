@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.commands import assert_refused
+from kit.own_files import read_shard
 from kit.tables import for_rows
 from torch import nn
 
@@ -22,7 +23,6 @@ from coterie.datasets import (
     Units,
     facts,
     local_records,
-    own_shard,
     read_table,
 )
 from coterie.datasets.tables import repeated_names, rows_held_out
@@ -65,7 +65,7 @@ def sites(tmp_path_factory):
 
 def shard_of(folder, schema="unit.toml", site=0):
     known = facts("own", "", None, table_schema=str(TableSchema.load(folder / schema)))
-    return own_shard(str(folder / f"client-{site}.csv"), site, known.shape, 2, None, schema=known.schema)
+    return read_shard(folder / f"client-{site}.csv", known.shape, client=site, schema=known.schema)
 
 
 # ---- the schema and the split -----------------------------------------------------------------------------

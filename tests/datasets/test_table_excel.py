@@ -5,9 +5,10 @@ from datetime import date
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.workbooks import XLS, Raw, write_ods, write_xlsx
 
-from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, own_shard, read_table
+from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, read_table
 from coterie.tasks import task_of
 
 pytest.importorskip("python_calamine")
@@ -180,11 +181,11 @@ def test_wrong_dimensions_lose_no_row(workbook):
 
 def test_tables_without_a_schema(workbook):
     path = workbook([[1, 2, 0], [3, 4, 1], [5, 6, 1]], head=["b", "a", "label"])
-    shard = own_shard(str(path), 0, (2,), 2, None, columns=("a", "b"))
+    shard = read_shard(path, (2,), columns=("a", "b"))
     records = {*map(tuple, np.concatenate([shard.x, shard.test.x]).tolist())}
     assert records == {(2, 1), (4, 3), (6, 5)}
     with pytest.raises(DataError, match="column 1 has no name"):
-        own_shard(str(workbook([[0, 1, 1]], head=[None, "a", "label"])), 0, (2,), 2, None)
+        read_shard(workbook([[0, 1, 1]], head=[None, "a", "label"]), (2,))
 
 
 ENTITIES = "".join(f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefgh", "bcdefghi", strict=True))
@@ -225,7 +226,7 @@ def test_entities_do_not_expand(workbook):
     head = f'<!DOCTYPE x [<!ENTITY a "{"a" * 100}">{ENTITIES}]>'
     path = workbook(change=lambda name, content: (head * name.endswith("1.xml")) + content.replace("yes", "&i;"))
     with pytest.raises(DataError, match=r"is not a valid \.xlsx file|not one of its values"):
-        own_shard(str(path), 0, (3,), 2, None, schema=schema())
+        read_shard(path, (3,), schema=schema())
 
 
 def test_without_the_package_one_line_says_what_to_install(workbook, monkeypatch):

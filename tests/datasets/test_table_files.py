@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.text_tables import MAX_RECORD_LINES
@@ -59,7 +60,7 @@ def test_a_quoted_line_break_loses_no_record_of_a_class(tmp_path):
             note = "fever since Monday\ncough" if i % 2 else "stable"
             out.writerow([40 + i % 40, note, i % 90, "yes" if i % 2 else "no"])
     own_shard.cache_clear()
-    shard = own_shard(str(tmp_path / "notes.csv"), 0, (2,), 2, None, schema=schema(), strict=False)
+    shard = read_shard(tmp_path / "notes.csv", (2,), schema=schema(), strict=False)
     assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [100, 100]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME, SEX
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
@@ -334,7 +335,7 @@ def test_all_numbers_at_once_are_the_numbers_one_by_one():
 
 def shard(path, by, **options):
     own_shard.cache_clear()
-    return own_shard(str(path), 0, (by.num_features,), by.num_classes, None, schema=by, **options)
+    return read_shard(path, (by.num_features,), by.num_classes, schema=by, **options)
 
 
 def test_a_client_s_table_is_its_shard(tmp_path, caplog):
