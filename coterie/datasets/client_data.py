@@ -154,7 +154,7 @@ def _read(path: Path, home: Path, known: Facts | None, need_targets: bool) -> tu
             raise DataError(
                 f"{path}: a table of {several} needs a schema with [labels]: set table-schema (docs/tables.md)"
             )
-        return table_records(path, need_targets, schema, columns)
+        return table_records(path, need_targets, schema, columns), None
     if suffix_of(path) != ".npz" or schema is not None:
         raise DataError(f"{path}: unsupported file type {suffix_of(path) or '(no suffix)'}; supported data: {forms}")
     need_regular(path)

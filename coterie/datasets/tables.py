@@ -189,7 +189,7 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
 
 def table_records(
     path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
-) -> tuple[Records, None]:
+) -> Records:
     """Read the records of a text, parquet or spreadsheet file, or of a folder of `.parquet` files.
 
     Args:
@@ -203,14 +203,14 @@ def table_records(
         DataError: the file cannot be read, or has other columns.
     """
     if schema is None:
-        return _plain_records(path, need_targets, columns), None
+        return _plain_records(path, need_targets, columns)
     table = read_table(path, schema, labelled=need_targets or None)
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
     records = _records(path, table, f"{more}; `coterie data check` lists all", not schema.task.real)
     units = None if table.units is None or schema.unit is None else Units.named(table.units, schema.unit.most)
     warning = repeated_names(path, schema)
-    return replace(records, units=units, warnings=(warning,) if warning else ()), None
+    return replace(records, units=units, warnings=(warning,) if warning else ())
 
 
 def table_columns(path: Path) -> tuple[str, ...]:
@@ -311,21 +311,16 @@ def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None
     hint = "; expected plain numbers: fix or remove the record, or describe the table by a schema (docs/tables.md)"
     labelled = None if target is None else file.names[target] == "label"
     records = _records(path, table, hint, labelled, whole)
-    records = replace(records, warnings=_identifiers(path, [file.names[i] for i in features], table.x))
-    return records.only_labels() if labelled else records
-
-
-def _identifiers(path: Path, names: Sequence[str], x: npt.NDArray[np.float32]) -> tuple[str, ...]:
-    """Return a warning for each column that looks like an index or an identifier; it is a feature all the same."""
-    warnings = []
-    x = x[:_COUNTED]
+    warnings = []  # of columns that are features all the same
+    x = table.x[:_COUNTED]
     steps = np.diff(x, axis=0) if len(x) > _RUN else np.zeros((1, x.shape[1]))
-    counts_up = (steps == 1).all(axis=0).tolist()
-    for name, counted in zip(names, counts_up, strict=True):
+    for i, counted in zip(features, (steps == 1).all(axis=0).tolist(), strict=True):
+        name = file.names[i]
         if counted or _IDENTIFIER.fullmatch(name):
             what = "an index (its values count up)" if counted else "an identifier (by its name)"
             warnings.append(f"{path}: column {name[:_LONGEST]!r} looks like {what}, and is a feature; remove it if so")
-    return tuple(warnings[:_NAMES])
+    records = replace(records, warnings=tuple(warnings[:_NAMES]))
+    return records.only_labels() if labelled else records
 
 
 def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: bool = False) -> Records:
