@@ -176,6 +176,7 @@ def test_an_empty_site_ends_nobody_s_run(tmp_path, caplog, make):
     make(tmp_path / "client-0")
     np.savez(tmp_path / "client-1.npz", x=X, y=Y)
     clients = own_federation(str(tmp_path), 2, facts("own", "1x6x5", 2), None)
+    assert clients.shard(0).x.shape == clients.shard(0).test.x.shape == (0, *SHAPE)
     assert len(clients.shard(0).y) == len(clients.shard(0).test.y) == 0
     assert "client 0 is left out, as it has no training records (1 of 2 clients so far): " in caplog.text
     assert len(clients.shard(1).y)

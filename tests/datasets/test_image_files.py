@@ -6,7 +6,6 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
 from PIL import Image
 
 from coterie.datasets import DataError
@@ -168,16 +167,6 @@ def test_half_transparent_pixels_are_mixed_with_white(tmp_path):
         saved(Image.new("RGBA", (5, 6), (0, 0, 0, 128))),
     ):
         assert np.unique(read(tmp_path, content, 1)).tolist() == [127]
-
-
-def test_the_background_of_a_run_is_one(tmp_path):
-    """White is 1 of [-1, 1]; seen before: -1, 1 or -0.4, by the program that saved the file."""
-    for i, hidden in enumerate((0, 255, 77)):
-        (tmp_path / str(i) / "0").mkdir(parents=True)
-        (tmp_path / str(i) / "0" / "a.png").write_bytes(la(hidden))
-        shard = read_shard(tmp_path / str(i), (1, 6, 5), 1, strict=False)
-        drawn = shard.x if len(shard.x) else shard.test.x
-        np.testing.assert_array_equal(drawn[0, 0][EMPTY], 1)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from kit.own_files import read_shard
 
-from coterie.datasets import DataError, Declared, Facts, describe, facts, local_records, own_federation, own_shard
+from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard
 from coterie.datasets.client_data import first_columns
 from coterie.datasets.tables import columns_text, parse_columns
 from coterie.server import ConfigError, RunConfig
-from coterie.tasks import task_of
 
 NAMES = ("age", "chol", "bmi")
 KNOWN = facts("own", "3", 2, columns="age,chol,bmi")
@@ -142,7 +141,6 @@ def test_what_the_owner_declares_counts():
     assert str(Declared.of(None, "3", 2, None, "a,b,c")) == "examples of 3 with 2 classes and columns a,b,c"
     with pytest.raises(DataError, match="columns = 'a,b' names 2 features, but input-shape is 3 numbers"):
         Declared.of(None, "3", 2, None, "a,b")
-    assert Facts("images", (1, 2, 2), task_of(2)) == Facts("images", (1, 2, 2), task_of(2))
 
 
 def test_names_as_text():
