@@ -291,22 +291,19 @@ class TableSchema:
     @property
     def contract(self) -> dict[str, Any]:
         """What all sites of a run have in common, as a JSON document."""
-        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
-        columns = [column.to_dict() for column in self.columns]
-        return {"version": _VERSION, **self._contract_of_targets, **unit, "columns": columns}
-
-    @property
-    def _contract_of_targets(self) -> dict[str, Any]:
         label = self.label.to_dict()
         if self.more_targets:
             rules = {"missing": self.label.missing, "unknown": self.label.unknown}
-            return {"labels": {"columns": list(self.class_names), **rules}}
-        entry = {"column": label["name"], "missing": label["missing"]}
-        if self.num_classes:
-            entry |= {"classes": label["values"], "names": list(self.class_names), "unknown": label["unknown"]}
+            targets = {"labels": {"columns": list(self.class_names), **rules}}
+        elif self.num_classes:
+            entry = {"column": label["name"], "missing": label["missing"], "classes": label["values"]}
+            targets = {"label": entry | {"names": list(self.class_names), "unknown": label["unknown"]}}
         else:
-            entry |= {key: label[key] for key in ("mean", "scale", "range", "censored", "unit") if key in label}
-        return {"label" if self.num_classes else "target": entry}
+            keys = ("missing", "mean", "scale", "range", "censored", "unit")
+            targets = {"target": {"column": label["name"], **{key: label[key] for key in keys if key in label}}}
+        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
+        columns = [column.to_dict() for column in self.columns]
+        return {"version": _VERSION, **targets, **unit, "columns": columns}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -483,7 +480,13 @@ def _schema(table: _Table) -> TableSchema:
         columns.append(_COLUMNS[column.choice("type", tuple(_COLUMNS))](column, column.name("name")))
         column.finish()
     ignore = _ignored(table, ())
-    unit = _unit_column(table.table("unit")) if "unit" in table else None
+    unit = None
+    if "unit" in table:
+        entry = table.table("unit")
+        unit = UnitColumn(entry.name("column"), entry.get("records", UnitColumn.most))
+        if type(unit.most) is not int or not 1 <= unit.most <= MAX_UNIT_RECORDS:
+            entry.error(f"records = {_shown(unit.most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
+        entry.finish()
     schema = TableSchema(targets[0], names, tuple(columns), ignore, unit=unit, more_targets=targets[1:])
     schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
@@ -501,14 +504,6 @@ def _over(given: Any, defaults: Mapping[str, Any]) -> Any:
 
 def _ignored(table: _Table, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if table.get("ignore") == "others" else table.texts("ignore") if "ignore" in table else default
-
-
-def _unit_column(table: _Table) -> UnitColumn:
-    name, most = table.name("column"), table.get("records", UnitColumn.most)
-    if type(most) is not int or not 1 <= most <= MAX_UNIT_RECORDS:
-        table.error(f"records = {_shown(most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
-    table.finish()
-    return UnitColumn(name, most)
 
 
 def _check_names(schema: TableSchema, table: _Table) -> None:
