@@ -73,7 +73,7 @@ def read(path: Path) -> dict[str, Any]:
 def checks(path: Path) -> float:
     """CPU seconds of the checks of all blocks of a table, apart from reading it."""
     from coterie.datasets.schema import FileFormat
-    from coterie.datasets.table_files import MAX_LINE, UNDECODABLE, ZERO, _blocks, _opened, _reader
+    from coterie.datasets.text_tables import MAX_LINE, UNDECODABLE, ZERO, _blocks, _opened, _reader
 
     total = 0.0
 

@@ -7,14 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from coterie.datasets.images import IMAGES
-from coterie.datasets.lines import LINE_CLOUDS
 from coterie.datasets.sources import DataError, DatasetInfo, Source
 from coterie.datasets.text import TEXTS
 from coterie.datasets.vectors import VECTORS
 from coterie.fields.plugins import PluginError, load_function, provided, unknown
 
 #: All built-in data sets.
-DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}
+DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS)}
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Source:
@@ -72,11 +71,6 @@ def _load(name: str, data_dir: str | None) -> Source:
     if name not in DATASETS:
         return _load_own(name)
     info = DATASETS[name]
-    return info.read(info, _folder(info, data_dir))
-
-
-def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
-    """Return the folder that holds all the files of `info`."""
     ways = f"--data-dir DIR, COTERIE_DATA=DIR, or `{info.obtain}`"
     if data_dir is None and info.files:
         raise DataError(f"dataset '{info.name}' requires a folder with {info.files[0]}: {ways}")
@@ -85,7 +79,7 @@ def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
         if not (root / file).is_file():
             missing = f"has no {file}" if root.is_dir() else "does not exist"
             raise DataError(f"dataset '{info.name}': the folder {root} {missing} (expected: {root / file}); use {ways}")
-    return root
+    return info.read(info, root)
 
 
 def _load_own(name: str) -> Source:

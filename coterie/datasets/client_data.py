@@ -1,4 +1,4 @@
-"""Find a client's data, say of what kind they are, read them, and report what is left out.
+"""Find a client's data, say of what kind they are, read them, report what is left out, and take their fingerprints.
 
 A path refers to one of
 
@@ -16,7 +16,9 @@ A report describes private records. It is for the owner of the data alone, and n
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,15 +29,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.datasets.arrays import read_archive
+from coterie.datasets.array_files import CLASSES, LIST_FILES, read_archive, read_images
+from coterie.datasets.binary_tables import is_parquet_folder
 from coterie.datasets.data_files import SUFFIXES, TABLE_SUFFIXES, losses_of, need_regular, suffix_of
 from coterie.datasets.facts import Declared, Facts
-from coterie.datasets.image_files import CLASSES, LIST_FILES, read_images
 from coterie.datasets.left_out import LeftOut, unequal_losses
 from coterie.datasets.records import Records, labels
 from coterie.datasets.schema import SITE_SUFFIX
 from coterie.datasets.sources import DataError
-from coterie.datasets.table_parquet import is_parquet_folder
 from coterie.datasets.tables import columns_text, table_columns, table_records
 from coterie.files import private_folder, write_atomic
 from coterie.tasks import Task
@@ -153,7 +154,7 @@ def _read(path: Path, home: Path, known: Facts | None, need_targets: bool) -> tu
             raise DataError(
                 f"{path}: a table of {several} needs a schema with [labels]: set table-schema (docs/tables.md)"
             )
-        return table_records(path, need_targets, schema, columns)
+        return table_records(path, need_targets, schema, columns), None
     if suffix_of(path) != ".npz" or schema is not None:
         raise DataError(f"{path}: unsupported file type {suffix_of(path) or '(no suffix)'}; supported data: {forms}")
     need_regular(path)
@@ -339,7 +340,28 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
         parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     else:
         parts = usable_records(path, replace(declared, columns=declared.columns or None), strict=False)
-    return _report(str(path), parts, declared.task if declared else None)
+    train, test, task = parts.train, parts.test, declared.task if declared else None
+    alone = test is train
+    classes = Counter(train.counts()) + Counter({} if alone else test.counts())
+    held_out = f"{len(test.y)} more for testing" if parts.given else f"{len(test.y)} held out"
+    held_out = "none held out, so all are used for testing" if alone else held_out
+    total = len(train.y) if parts.given else parts.usable
+    y = train.y if alone else np.concatenate([train.y, test.y])
+    several = task is not None and task.num_cells > 1
+    targets = task.described(y, train.label_names) if task and several else labels(y, train.labelled)
+    warnings = [*train.warnings, *test.warnings, unequal_losses(classes, parts.left_out.classes)]
+    if parts.usable and not len(train.y):
+        warnings.append(f"{_all_held_out(parts)}: until then, this client contributes nothing")
+    return DataReport(
+        str(path),
+        f"{total} {train.what}, {targets}, {held_out}",
+        parts.usable,
+        len(train.y),
+        dict(classes),
+        parts.left_out,
+        parts.problems(),
+        tuple(filter(None, dict.fromkeys(warnings))),
+    )
 
 
 def describe(path: str | Path, declared: Declared | None = None) -> str:
@@ -360,30 +382,49 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
     return "; ".join(data_report.lines())
 
 
-def _report(path: str, parts: Parts, task: Task | None) -> DataReport:
-    train, test = parts.train, parts.test
-    alone = test is train
-    classes = Counter(train.counts()) + Counter({} if alone else test.counts())
-    held_out = f"{len(test.y)} more for testing" if parts.given else f"{len(test.y)} held out"
-    held_out = "none held out, so all are used for testing" if alone else held_out
-    total = len(train.y) if parts.given else parts.usable
-    y = train.y if alone else np.concatenate([train.y, test.y])
-    several = task is not None and task.num_cells > 1
-    targets = task.described(y, train.label_names) if task and several else labels(y, train.labelled)
-    warnings = [*train.warnings, *test.warnings, unequal_losses(classes, parts.left_out.classes)]
-    if parts.usable and not len(train.y):
-        warnings.append(f"{_all_held_out(parts)}: until then, this client contributes nothing")
-    return DataReport(
-        path,
-        f"{total} {train.what}, {targets}, {held_out}",
-        parts.usable,
-        len(train.y),
-        dict(classes),
-        parts.left_out,
-        parts.problems(),
-        tuple(filter(None, dict.fromkeys(warnings))),
-    )
-
-
 def _all_held_out(parts: Parts) -> str:
     return f"all {len(parts.test.y)} records are held out; add records or test data"
+
+
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of all files of a folder, as 64 hexadecimal digits.
+
+    Files and folders whose names begin with a dot do not count: file managers write them.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return _digest(path)
+        lines, seen = list[str](), set[str]()
+        for name, folders, files in os.walk(path, followlinks=True):
+            seen.add(os.path.realpath(name))
+            folders[:] = [  # each folder once, since links may form a circle
+                below
+                for below in folders
+                if not below.startswith(".") and os.path.realpath(os.path.join(name, below)) not in seen
+            ]
+            paths = [Path(name, file) for file in files if not file.startswith(".")]
+            lines += [f"{_digest(file)} {file.relative_to(path)}" for file in paths]
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def fingerprints(folder: str | Path, clients: int) -> dict[str, str]:
+    """Return the fingerprint of the data of every client of a simulation, by the name of its file or folder.
+
+    Clients without data are left out.
+
+    Raises:
+        DataError: the data of a client cannot be read, or are in two formats.
+    """
+    home = Path(folder).expanduser()
+    paths = (find(home, f"client-{client}") for client in range(clients))
+    return {path.name: fingerprint(path) for path in paths if path is not None}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

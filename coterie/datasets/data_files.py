@@ -86,22 +86,16 @@ def losses_of(file: Path, home: Path, class_name: str = "") -> list[Loss]:
         reason = "in a hidden folder" if file.name.startswith(".") else f"in a folder {file.name!r}"
         if class_name:
             reason = "in a folder below that of its class"
-        return _of_folder(file, reason, home, class_name)
-    if _is_of_system(file.name):
-        return []
-    return [Loss(_reason(file), "file", 1, "left out", (str(file.relative_to(home)),), _one(class_name))]
-
-
-def _of_folder(folder: Path, reason: str, home: Path, class_name: str) -> list[Loss]:
-    count = 0
-    examples: list[str] = []
-    for file in _files_below(folder):
-        count += 1
-        if len(examples) < MAX_EXAMPLES:
-            examples.append(str(file.relative_to(home)))
-        if count == _MAX_COUNTED:
-            reason += ", at least"
-            break
+        count = 0
+        examples: list[str] = []
+        for count, below in enumerate(_files_below(file), 1):
+            if len(examples) < MAX_EXAMPLES:
+                examples.append(str(below.relative_to(home)))
+            if count == _MAX_COUNTED:
+                reason += ", at least"
+                break
+    else:
+        count, reason, examples = int(not _is_of_system(file.name)), _reason(file), [str(file.relative_to(home))]
     if not count:
         return []
     return [Loss(reason, "file", count, "left out", tuple(examples), {class_name: count} if class_name else {})]
@@ -109,19 +103,10 @@ def _of_folder(folder: Path, reason: str, home: Path, class_name: str) -> list[L
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of those in it, without following links to folders."""
-    folders = [folder]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as opened:
-                entries = sorted(opened, key=lambda entry: entry.name)
-        except OSError:
-            continue
-        folders += [Path(entry.path) for entry in reversed(entries) if entry.is_dir(follow_symlinks=False)]
-        yield from (
-            Path(entry.path)
-            for entry in entries
-            if not entry.is_dir(follow_symlinks=False) and not _is_of_system(entry.name)
-        )
+    for home, folders, names in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(home, name))]
+        yield from (Path(home, name) for name in sorted(names + links) if not _is_of_system(name))
 
 
 def _reason(file: Path) -> str:
@@ -154,7 +139,3 @@ def _format(file: Path) -> str:
 
 def _is_of_system(name: str) -> bool:
     return name.lower() in _SYSTEM_FILES or name.startswith(_SYSTEM_PREFIXES)
-
-
-def _one(class_name: str) -> dict[str, int]:
-    return {class_name: 1} if class_name else {}

@@ -94,8 +94,6 @@ class Declared(Facts):
         named = own_task(task or "auto", num_classes)
         return cls(kind, shape, named, columns=_columns(columns or "", shape), span=_span(value_range))
 
-    __str__ = Facts.__str__
-
 
 def facts(
     dataset: str,

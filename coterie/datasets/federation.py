@@ -90,9 +90,18 @@ class Federation:
         self._group_aside = group_of[self.clients :]
         self._shards: dict[int, Shard] = {}
         self._tests: dict[int, TestSet] = {}
+        first = source.train_x[:1]
         if source.kind != "images" and transform is not None:
-            _need_identity(transform, source)
-        probe, _ = self._prepare(source.train_x[:1], source.train_y[:1], self.num_groups - 1)
+            try:
+                same = transform(first) is first
+            except Exception:  # an image transform may fail on other data
+                same = False
+            if not same:
+                raise DataError(
+                    f"features require images, but {source.name} contains {source.kind}; use features 'none' "
+                    "(transform None)"
+                )
+        probe, _ = self._prepare(first, source.train_y[:1], self.num_groups - 1)
         self.input_shape: tuple[int, ...] = probe.shape[1:]
 
     def shard(self, client_id: int) -> Shard:
@@ -106,7 +115,13 @@ class Federation:
         if client_id not in self._shards:
             rows, group = self._split.train[client_id], int(self.group_of[client_id])
             x, y = self._prepare(self._source.train_x[rows], self._source.train_y[rows], group)
-            test = TestSet(x, y) if self._split.test is self._split.train else self._test_of(client_id)
+            if self._split.test is self._split.train:
+                test = TestSet(x, y)
+            elif self._split.test is None:
+                test = self.test_set(group)
+            else:
+                rows = self._split.test[client_id]
+                test = TestSet(*self._prepare(self._source.test_x[rows], self._source.test_y[rows], group))
             self._shards.setdefault(client_id, Shard(int(client_id), group, x, y, test))
         return self._shards[client_id]
 
@@ -130,13 +145,6 @@ class Federation:
                 x, y = self._source.test_x, self._source.test_y
             self._tests.setdefault(group, TestSet(*self._prepare(x, y, group)))  # thread-safe: the first one wins
         return self._tests[group]
-
-    def _test_of(self, client_id: int) -> TestSet:
-        group = int(self.group_of[client_id])
-        if self._split.test is None:
-            return self.test_set(group)
-        rows = self._split.test[client_id]
-        return TestSet(*self._prepare(self._source.test_x[rows], self._source.test_y[rows], group))
 
     def _prepare(self, x: Examples, y: Targets, group: int) -> tuple[Examples, Targets]:
         """Scale, shift, centre and transform examples; the result shares no memory with the source.
@@ -163,18 +171,6 @@ def centred(images: npt.NDArray[np.float32], transform: Transform | None) -> npt
     """Map pixels from [0, 1] to [-1, 1], and apply the transform."""
     mapped = 2 * images - 1
     return np.ascontiguousarray(mapped if transform is None else transform(mapped), dtype=np.float32)
-
-
-def _need_identity(transform: Transform, source: Source) -> None:
-    probe = source.train_x[:1]
-    try:
-        same = transform(probe) is probe
-    except Exception:  # an image transform may fail on other data
-        same = False
-    if not same:
-        raise DataError(
-            f"features require images, but {source.name} contains {source.kind}; use features 'none' (transform None)"
-        )
 
 
 def federate(
@@ -214,7 +210,12 @@ def federate(
 def _federate(source: Source, partition: Partition, seed: int, transform: Transform | None) -> Federation:
     group_of, (skew, _) = partition.group_of(), partition.skew
     if source.owners:
-        _check_natural(source, partition)
+        groups = len(parse_groups(partition.groups))
+        if groups > 1 or partition.shift != "none" or partition.label_skew != "none":
+            raise DataError(
+                f"{source.name} has {source.owners} natural clients, whose data are fixed: set groups to 1, and shift "
+                f"and label-skew to none (they are {groups} groups, {partition.shift} and {partition.label_skew})"
+            )
     elif skew != "none" and not source.task.has_classes:
         raise DataError(
             f"label-skew = {partition.label_skew} requires classes, but {source.name} has {source.task}; set it to none"
@@ -229,12 +230,3 @@ def _federate(source: Source, partition: Partition, seed: int, transform: Transf
         seed=seed,
         transform=transform,
     )
-
-
-def _check_natural(source: Source, partition: Partition) -> None:
-    groups = len(parse_groups(partition.groups))
-    if groups > 1 or partition.shift != "none" or partition.label_skew != "none":
-        raise DataError(
-            f"{source.name} has {source.owners} natural clients, whose data are fixed: set groups to 1, and shift and "
-            f"label-skew to none (they are {groups} groups, {partition.shift} and {partition.label_skew})"
-        )

@@ -124,10 +124,11 @@ class LeftOut:
             records: number of records left out, if a record may have several losses; None: each has one.
             classes: the same by class; None: each record or file has one loss.
         """
-        merged: dict[tuple[str, str, str, bool], list[Loss]] = {}
+        merged: dict[tuple[str, str, str, bool], Loss] = {}
         for loss in losses:
-            merged.setdefault((loss.reason, loss.unit, loss.effect, loss.by_rule), []).append(loss)
-        every = tuple(_total(same) for same in merged.values())
+            key = loss.reason, loss.unit, loss.effect, loss.by_rule
+            merged[key] = merged[key] + loss if key in merged else replace(loss, examples=loss.examples[:MAX_EXAMPLES])
+        every = tuple(merged.values())
         out = [loss for loss in every if loss.effect == "left out"]
         if records is None:
             records = sum(loss.count for loss in out if loss.unit == "record")
@@ -138,7 +139,20 @@ class LeftOut:
     @classmethod
     def of_table(cls, table: Table) -> LeftOut:
         """Return the account of a table, whose findings may concern the same records."""
-        return cls.of((*map(_loss_of, table.findings), *table.beside), table.records - len(table.y), table.lost)
+        losses = []
+        for finding in table.findings:
+            values = zip(finding.rows, finding.values, strict=True)
+            losses.append(
+                Loss(
+                    f"column {finding.column!r}: {finding.what}" if finding.column else finding.what,
+                    count=finding.count,
+                    effect="left out" if finding.effect == "dropped" else finding.effect,
+                    examples=tuple(f"row {row}" + f" ({value})" * bool(value) for row, value in values),
+                    classes={name: number for name, number in finding.by_class.items() if name},
+                    by_rule=finding.expected,
+                )
+            )
+        return cls.of((*losses, *table.beside), table.records - len(table.y), table.lost)
 
     @property
     def files(self) -> int:
@@ -198,19 +212,3 @@ def unequal_losses(kept: Mapping[str, int], lost: Mapping[str, int]) -> str:
         return ""
     worst, best = (f"{lost.get(name, 0):,} of {totals[name]:,} of class {name}" for name in (most, least))
     return f"losses differ between classes: {worst} are left out, and {best}; models learn from what remains"
-
-
-def _loss_of(finding: Finding) -> Loss:
-    reason = f"column {finding.column!r}: {finding.what}" if finding.column else finding.what
-    rows = [f"row {row}" + f" ({value})" * bool(value) for row, value in zip(finding.rows, finding.values, strict=True)]
-    classes = {name: number for name, number in finding.by_class.items() if name}
-    effect = "left out" if finding.effect == "dropped" else finding.effect
-    return Loss(reason, "record", finding.count, effect, tuple(rows), classes, finding.expected)
-
-
-def _total(same: Iterable[Loss]) -> Loss:
-    first, *others = same
-    total = replace(first, examples=first.examples[:MAX_EXAMPLES])
-    for loss in others:
-        total += loss
-    return total

@@ -18,18 +18,16 @@ import numpy as np
 import numpy.typing as npt
 from flwr.common.logger import log
 
-from coterie.datasets.client_data import EmptySiteError, Parts, find, read, usable_records
+from coterie.datasets.client_data import EmptySiteError, find, read, usable_records
 from coterie.datasets.data_files import SUFFIXES
 from coterie.datasets.facts import Declared, Facts
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.records import Shape
-from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
 from coterie.datasets.tables import column_texts, read_table, rows_held_out, unscaled
-from coterie.tasks import Task, task_of
 
 # Losses in one line of a log.
 _MAX_LOSSES = 20
@@ -84,50 +82,32 @@ class OwnFederation:
         if client_id not in self._paths:
             raise DataError(f"client {client_id} does not exist; there are {self.clients} clients")
         if client_id not in self._shards:
-            data_facts = self._known
-            declared = self._deployed.get(client_id)
+            known, declared = self._known, self._deployed.get(client_id)
             simulated = client_id not in self._deployed
-            read = partial(
-                own_shard,
-                self._path(client_id),
-                client_id,
-                data_facts.shape,
-                data_facts.task.num_targets,
-                self._transform,
-                schema=data_facts.schema if simulated else declared and declared.schema,
+            columns = known.columns if declared is None or declared.columns == () else declared.columns
+            required = Declared(
+                known.kind,
+                known.shape,
+                known.task,
+                known.schema if simulated else declared.schema if declared else None,
+                columns=None if self.kind == "images" else columns,  # names of pixels are not compared
                 span=declared.span if declared else None,
-                columns=self._columns(declared),
-                task=data_facts.task,
             )
+            read = partial(own_shard, self._path(client_id), client_id, required, self._transform)
             try:
                 shard = read(strict=simulated)
             except EmptySiteError as error:
-                self._count_empty(client_id, error)
+                self._empty += 1
+                if self._empty & (self._empty - 1) == 0:  # of many, at every doubling
+                    count = f"{self._empty} of {self.clients} clients so far"
+                    message = "client %s is left out, as it has no training records (%s): %s"
+                    log(WARNING, message, client_id, count, error)
                 shard = read(strict=False)
-            self._warn_unscaled(shard)
+            if shard.x.ndim == 2 and not self._warned and (what := unscaled(shard.x, shard.y, known.schema)):
+                self._warned = True
+                log(WARNING, "client %s: %s", client_id, what)
             self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
-
-    def _count_empty(self, client_id: int, error: EmptySiteError) -> None:
-        """Log a warning about a simulated client that has nothing to train on; for many, at every doubling."""
-        self._empty += 1
-        if self._empty & (self._empty - 1) == 0:
-            count = f"{self._empty} of {self.clients} clients so far"
-            log(WARNING, "client %s is left out, as it has no training records (%s): %s", client_id, count, error)
-
-    def _columns(self, declared: Declared | None) -> tuple[str, ...] | None:
-        """Return the names of a table's features; those of pixels are not compared."""
-        if self.kind == "images":
-            return None
-        return self._known.columns if declared is None or declared.columns == () else declared.columns
-
-    def _warn_unscaled(self, shard: Shard) -> None:
-        """Log a warning about the first client whose data are plainly not scaled."""
-        if shard.x.ndim != 2 or self._warned:  # images are always scaled
-            return
-        if what := unscaled(shard.x, shard.y, self._known.schema):
-            self._warned = True
-            log(WARNING, "client %s: %s", shard.client_id, what)
 
     def _path(self, client_id: int) -> str:
         """Return the data path of a client; a simulation looks up its suffix here, so errors stay local."""
@@ -159,17 +139,7 @@ def own_federation(folder: str | Path | None, clients: int, known: Facts, transf
 
 @lru_cache(maxsize=1)  # called for every message to a deployed client
 def own_shard(
-    path: str,
-    client_id: int,
-    shape: Shape,
-    num_classes: int,
-    transform: Transform | None,
-    *,
-    schema: TableSchema | None = None,
-    span: tuple[float, float] | None = None,
-    strict: bool = True,
-    columns: tuple[str, ...] | None = None,
-    task: Task | None = None,
+    path: str, client_id: int, required: Declared, transform: Transform | None, *, strict: bool = True
 ) -> Shard:
     """Return the local data of a client, scaled as in a `Federation`; read once per process.
 
@@ -180,30 +150,29 @@ def own_shard(
     Args:
         path: see the module.
         client_id: the client.
-        shape: (C, H, W) of images, or (F,) of vectors, before the transform. Image files are converted and resized to
-            it. Image arrays may be (n, H, W) if C is 1, or rows of C·H·W. Pixels are integers in 0..255; in typed
-            file formats, floats are fractions in [0, 1]. Vectors are used unchanged.
-        num_classes: number of distinct targets, such as classes; 0 for real targets.
+        required: what the records must be. Image files are converted and resized to its shape; image arrays may be
+            (n, H, W) if C is 1, or rows of C·H·W. Pixels are integers in 0..255; in typed file formats, floats are
+            fractions in [0, 1]. Vectors are used unchanged.
         transform: see `federate`.
-        schema: of tables; None: their columns are numbers.
-        span: see `Records.fitted`.
         strict: raise an error for dropped or clamped records instead of logging them; what the schema drops or clamps
             by its own rules is logged in any case.
-        columns: see `Facts`.
-        task: what models predict; None: classes or real targets.
 
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    declared = Declared("", shape, task or task_of(num_classes), schema, columns=columns, span=span)
-    parts = usable_records(path, declared, strict=strict)
+    parts = usable_records(path, required, strict=strict)
     train, test = parts.train, parts.test
     for warning in dict.fromkeys(train.warnings + test.warnings):
         log(WARNING, "client %s: %s", client_id, warning)
-    _log_losses(client_id, parts)
+    for by_rule, level in ((False, WARNING), (True, INFO)):  # messages repeat these lines
+        losses = [str(loss) for loss in parts.left_out.losses if loss.by_rule is by_rule]
+        first = [] if by_rule else [f"the first problem is: {problem}" for problem in parts.problems()[:1]]
+        head = "by the rules of the schema" if by_rule else f"{parts.usable} usable records"
+        if losses:
+            log(level, "client %s: %s: %s", client_id, head, "; ".join(losses[:_MAX_LOSSES] + first))
     rows = [np.arange(len(train.y))]
     alone = Federation(
-        Source(path, train.x, train.y, test.x, test.y, num_classes, may_be_empty=not strict),
+        Source(path, train.x, train.y, test.x, test.y, required.task.num_targets, may_be_empty=not strict),
         Split(rows, rows if test is train else [np.arange(len(test.y))]),
         group_of=np.zeros(1, np.int64),
         set_aside=0,
@@ -215,17 +184,6 @@ def own_shard(
     if test is not train and test.units is not None and train.units is not None:
         shares = test.units.held_out_shares(train.units)
     return replace(alone.shard(0), client_id=client_id, units=train.units, test_shares=shares)
-
-
-def _log_losses(client_id: int, parts: Parts) -> None:
-    """Log what a client loses, in one line for losses by rule and one for all others: messages repeat them."""
-    for by_rule, level in ((False, WARNING), (True, INFO)):
-        losses = [str(loss) for loss in parts.left_out.losses if loss.by_rule is by_rule]
-        if not losses:
-            continue
-        first = [] if by_rule else [f"the first problem is: {problem}" for problem in parts.problems()[:1]]
-        head = "by the rules of the schema" if by_rule else f"{parts.usable} usable records"
-        log(level, "client %s: %s: %s", client_id, head, "; ".join(losses[:_MAX_LOSSES] + first))
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,29 +102,28 @@ class Records:  # large: one field per fact about a file
         x = self.x
         if len(shape) == 1 and x.shape[1:] == shape:
             records = replace(self, x=x.astype(np.float32))
-            return records if span is None else records._clamped(*span)
+            if span is None:
+                return records
+            low, high = span
+            reason = f"number out of the declared range {low:g}:{high:g}"
+            return records._changed(np.clip(records.x, low, high), reason, by_rule=True)[0]
         rows = x.ndim == 2 and x.shape[1] == math.prod(shape)
         if len(shape) == 1 or not (rows or x.shape[1:] == shape or (1, *x.shape[1:]) == shape):
             last = x.shape[1:] == (*shape[1:], *shape[:1])
             way = "put channels first: x.transpose(0, 3, 1, 2)" if last else "convert them to that shape"
             raise DataError(f"{self.where} contains {self.what}, but the run expects {sizes_text(shape)}; {way}")
-        records = self if x.dtype == np.uint8 else self._clamped_pixels()
+        records = self
+        if x.dtype != np.uint8:
+            right = np.floor(np.clip(x, 0, 255)) if self.whole else np.clip(x, 0, 1)
+            allowed = "integers from 0 to 255" if self.whole else "floats in [0, 1]"
+            records, first = self._changed(right, f"pixel that is not among {allowed}")
+            if records is not self:
+                problem = (
+                    f"{self.where}: a pixel is {first:g}; pixels must be {allowed} (.npz and .parquet distinguish "
+                    "integers from floats; .csv has integers)"
+                )
+                records = replace(records, problems=(*self.problems, problem))
         return replace(records, x=records.x.reshape(len(x), *shape).astype(np.uint8 if self.whole else np.float32))
-
-    def _clamped(self, low: float, high: float) -> Records:
-        """Clamp vectors to the range that their owner declares."""
-        right = np.clip(self.x, low, high)
-        return self._changed(right, f"number out of the declared range {low:g}:{high:g}", by_rule=True)[0]
-
-    def _clamped_pixels(self) -> Records:
-        right = np.floor(np.clip(self.x, 0, 255)) if self.whole else np.clip(self.x, 0, 1)
-        allowed = "integers from 0 to 255" if self.whole else "floats in [0, 1]"
-        records, first = self._changed(right, f"pixel that is not among {allowed}")
-        problem = (
-            f"{self.where}: a pixel is {first:g}; pixels must be {allowed} (.npz and .parquet distinguish integers "
-            "from floats; .csv has integers)"
-        )
-        return replace(records, problems=(*self.problems, problem)) if records is not self else self
 
     def _changed(self, right: Array, reason: str, by_rule: bool = False) -> tuple[Records, float]:
         """Return the records with these examples, and an account of the change; and the first value that differs."""

@@ -223,13 +223,24 @@ class TableSchema:
             raise SchemaError(str(path), [str(error).removeprefix(f"{path} ")]) from None
 
     @classmethod
+    @lru_cache(maxsize=8)  # deployed clients parse the same text for every message
     def parse(cls, text: str, where: str = "table-schema") -> TableSchema:
         """Parse TOML, or the result of `str`.
 
         Raises:
             SchemaError: the text has errors; the message begins with ``where``.
         """
-        return _parsed(text, where)
+        if len(text) > MAX_CHARACTERS:
+            raise SchemaError(where, [f"has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}"])
+        try:
+            content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SchemaError(where, [f"is not valid TOML: {str(error)[:_MAX_NAME]}"]) from None
+        errors: list[str] = []
+        schema = _schema(_Table(content, "", errors))
+        if errors:
+            raise SchemaError(where, errors)
+        return schema
 
     def at_site(self, path: str | Path) -> TableSchema:
         """Return the schema of one file, with `ignore` and `file` of ``NAME.site.toml`` if it lies beside ``NAME.csv``.
@@ -280,22 +291,19 @@ class TableSchema:
     @property
     def contract(self) -> dict[str, Any]:
         """What all sites of a run have in common, as a JSON document."""
-        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
-        columns = [column.to_dict() for column in self.columns]
-        return {"version": _VERSION, **self._contract_of_targets, **unit, "columns": columns}
-
-    @property
-    def _contract_of_targets(self) -> dict[str, Any]:
         label = self.label.to_dict()
         if self.more_targets:
             rules = {"missing": self.label.missing, "unknown": self.label.unknown}
-            return {"labels": {"columns": list(self.class_names), **rules}}
-        entry = {"column": label["name"], "missing": label["missing"]}
-        if self.num_classes:
-            entry |= {"classes": label["values"], "names": list(self.class_names), "unknown": label["unknown"]}
+            targets = {"labels": {"columns": list(self.class_names), **rules}}
+        elif self.num_classes:
+            entry = {"column": label["name"], "missing": label["missing"], "classes": label["values"]}
+            targets = {"label": entry | {"names": list(self.class_names), "unknown": label["unknown"]}}
         else:
-            entry |= {key: label[key] for key in ("mean", "scale", "range", "censored", "unit") if key in label}
-        return {"label" if self.num_classes else "target": entry}
+            keys = ("missing", "mean", "scale", "range", "censored", "unit")
+            targets = {"target": {"column": label["name"], **{key: label[key] for key in keys if key in label}}}
+        unit = {"unit": {"column": self.unit.name, "records": self.unit.most}} if self.unit else {}
+        columns = [column.to_dict() for column in self.columns]
+        return {"version": _VERSION, **targets, **unit, "columns": columns}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -350,21 +358,6 @@ class TableSchema:
             f"table-schema: values of column {worst.name!r} reach {worst.reach:.3g} after scaling{others}; choose mean "
             "and scale, or a narrower range, such that most values are in [-3, 3]"
         ]
-
-
-@lru_cache(maxsize=8)  # deployed clients parse the same text for every message
-def _parsed(text: str, where: str) -> TableSchema:
-    if len(text) > MAX_CHARACTERS:
-        raise SchemaError(where, [f"has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}"])
-    try:
-        content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SchemaError(where, [f"is not valid TOML: {str(error)[:_MAX_NAME]}"]) from None
-    errors: list[str] = []
-    schema = _schema(_Table(content, "", errors))
-    if errors:
-        raise SchemaError(where, errors)
-    return schema
 
 
 class _Table:
@@ -480,10 +473,21 @@ def _schema(table: _Table) -> TableSchema:
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_COLUMNS:
         table.error(f"columns must be 1 to {MAX_COLUMNS:,} tables [[columns]]")
         listed = []
-    columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
+    columns = []
+    for i, entry in enumerate(listed, 1):
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        column = _Table(entry, f"column {_shown(name) if isinstance(name, str) else i}", table.errors)
+        columns.append(_COLUMNS[column.choice("type", tuple(_COLUMNS))](column, column.name("name")))
+        column.finish()
     ignore = _ignored(table, ())
-    unit = _unit_column(table.table("unit")) if "unit" in table else None
-    schema = TableSchema(targets[0], names, columns, ignore, unit=unit, more_targets=targets[1:])
+    unit = None
+    if "unit" in table:
+        entry = table.table("unit")
+        unit = UnitColumn(entry.name("column"), entry.get("records", UnitColumn.most))
+        if type(unit.most) is not int or not 1 <= unit.most <= MAX_UNIT_RECORDS:
+            entry.error(f"records = {_shown(unit.most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
+        entry.finish()
+    schema = TableSchema(targets[0], names, tuple(columns), ignore, unit=unit, more_targets=targets[1:])
     schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
     _check_names(schema, table)
@@ -500,19 +504,6 @@ def _over(given: Any, defaults: Mapping[str, Any]) -> Any:
 
 def _ignored(table: _Table, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if table.get("ignore") == "others" else table.texts("ignore") if "ignore" in table else default
-
-
-def _unit_column(table: _Table) -> UnitColumn:
-    name, most = table.name("column"), table.get("records", UnitColumn.most)
-    if type(most) is not int or not 1 <= most <= MAX_UNIT_RECORDS:
-        table.error(f"records = {_shown(most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
-    table.finish()
-    return UnitColumn(name, most)
-
-
-def _title(number: int, column: Any) -> str:
-    name = column.get("name") if isinstance(column, Mapping) else None
-    return f"column {_shown(name)}" if isinstance(name, str) else f"column {number}"
 
 
 def _check_names(schema: TableSchema, table: _Table) -> None:
@@ -563,13 +554,6 @@ def _target(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     return (Column(name, "number", mean, scale, span, missing=missing, censored=censored, unit=unit),), ()
 
 
-def _column(table: _Table) -> Column:
-    kinds = {"number": _number, "category": _category, "boolean": _boolean}
-    column = kinds[table.choice("type", tuple(kinds))](table, table.name("name"))
-    table.finish()
-    return column
-
-
 def _number(table: _Table, name: str) -> Column:
     mean, scale, span = table.number("mean"), table.number("scale", positive=True), table.span("range")
     missing, fill = _missing(table, ("error", "drop", "mean", "indicator"))
@@ -608,6 +592,9 @@ def _category(table: _Table, name: str) -> Column:
     if both := set(codes) & set(values):
         table.error(f"missing-values: {_shown(min(both))} is also one of values")
     return Column(name, "category", values=values, missing=missing, fill=fill, missing_values=codes, unknown=unknown)
+
+
+_COLUMNS = {"number": _number, "category": _category, "boolean": _boolean}
 
 
 def _missing(table: _Table, choices: Sequence[str]) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.datasets.table_cells import BadCell, Cell, Notation, as_text
 
 if TYPE_CHECKING:
-    from coterie.datasets.table_files import Chunk, TableFile
+    from coterie.datasets.text_tables import Chunk, TableFile
 
 _DAY = 86400.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +146,16 @@ class Source:
                     f"{where} spans {owner.min()}..{owner.max()}; each owner 0..{self.owners - 1} needs "
                     "rows of training and of test data: remove the others and renumber the rest"
                 )
+
+
+def source_fingerprint(source: Source) -> str:
+    """Return the SHA-256 of the arrays of a data set, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in (source.train_x, source.train_y, source.test_x, source.test_y):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        if array.size:
+            digest.update(np.ascontiguousarray(array).data.cast("B"))
+    return digest.hexdigest()
 
 
 def _kind(x: npt.NDArray[Any]) -> str:

@@ -120,10 +120,6 @@ class Notation:
             return f'"{text}" would be {", or ".join(effects.values())}'
         if text in BOOLEANS:
             return f'"{text}" would be {BOOLEANS[text]} with type = "boolean"'
-        return self._measured_hint(text)
-
-    def _measured_hint(self, text: str) -> str:
-        """Return what `censored` and `unit` would make of a text."""
         censored = _CENSORED.fullmatch(text)
         plain = censored[1] if censored else text
         unit = _UNIT.fullmatch(plain) if self.number(plain) is None else None
@@ -144,22 +140,19 @@ class Notation:
     def _plain(self, text: str) -> str:
         """Return the text as Python writes numbers; empty if it is none."""
         if self.thousands:
-            text = self._ungrouped(text)
+            text = text.translate(_SPACES) if self.thousands == " " else text
+            whole, point, fraction = text.partition(self.decimal)
+            first, *groups = whole.lstrip("+-").split(self.thousands)
+            right = not groups or 1 <= len(first) <= 3
+            right = right and all(len(group) == 3 and group.isdecimal() for group in groups)
+            if not right or self.thousands in fraction:
+                return ""
+            text = whole.replace(self.thousands, "") + point + fraction
         elif self.comma_separated and self.decimal == "," and _AMBIGUOUS.fullmatch(text):
             return ""
         if self.decimal == ",":
             return text.replace(",", ".") if "." not in text else ""
         return text
-
-    def _ungrouped(self, text: str) -> str:
-        """Return the text without separators of thousands; empty if they are misplaced."""
-        text = text.translate(_SPACES) if self.thousands == " " else text
-        whole, point, fraction = text.partition(self.decimal)
-        first, *groups = whole.lstrip("+-").split(self.thousands)
-        if not groups:
-            return text if self.thousands not in fraction else ""
-        right = 1 <= len(first) <= 3 and all(len(group) == 3 and group.isdecimal() for group in groups)
-        return whole.replace(self.thousands, "") + point + fraction if right and self.thousands not in fraction else ""
 
 
 def spellings(values: Sequence[str]) -> dict[str, int]:

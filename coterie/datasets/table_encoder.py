@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coterie.datasets.left_out import Finding, Loss
 from coterie.datasets.schema import Column, TableSchema
 from coterie.datasets.table_cells import BadCell, Cell, Notation, Positions, as_text, codes, integer, spellings
-from coterie.datasets.table_files import UNDECODABLE, ZERO, Chunk
+from coterie.datasets.text_tables import UNDECODABLE, ZERO, Chunk
 
 # Records that are encoded together, at most, and their features.
 _CHUNK, _CHUNK_FEATURES = 4096, 2**18
@@ -117,10 +117,22 @@ class Encoder:
         if self._numeric:
             self._add_numbers(x)
         for i, column in enumerate(self._columns):
-            if column.kind != "number":
-                self._add_category(x, i, column)
+            if column.kind == "number":
+                continue
+            positions = self._positions(i, column)
+            if i >= len(self._schema.columns):
+                x[:, self._starts[i]] = positions
+                continue
+            if column.kind == "boolean":
+                positions = positions - 1  # false has no feature, and a missing value one of its own
+            rows = np.flatnonzero(positions >= 0)
+            x[rows, self._starts[i] + positions[rows]] = 1
         y = self._schema.task.encoded(x[:, features:]) if self._labelled else np.zeros(len(x))
-        self._count_classes(y)
+        dropped = {i for _, i in self._dropped} if self._labelled and self._schema.num_classes else ()
+        classes = {i: self._schema.class_names[int(y[i])] for i in dropped if y[i] >= 0}
+        self._lost.update(classes.values())
+        for finding, i in self._dropped:
+            finding.by_class[classes.get(i, "")] += 1
         index = self.records + np.fromiter(chunk.positions, np.int64, len(chunk.rows))
         self._parts.append((x[self._keep, :features].astype(np.float32), y[self._keep], index[self._keep]))
 
@@ -139,17 +151,16 @@ class Encoder:
         """Drop records with cells whose content is lost, whatever the rules for other values."""
         for i, row in enumerate(self._chunk.rows):
             for column, cell in enumerate(row):
-                if (what := self._damage(cell, column))[0]:
-                    self._drop(column, what[0], i, hint=what[1])
-                    self._damaged.add((i, column))
-
-    def _damage(self, cell: Cell, column: int) -> tuple[str, str]:
-        """Return why the content of a cell is lost, or an empty text, and what to do."""
-        if isinstance(cell, BadCell) and str(cell) not in self._absent_of(column):
-            return cell.what, cell.hint
-        if isinstance(cell, str) and UNDECODABLE in cell:
-            return f"bytes that are not {self._schema.file.encoding}", "set the encoding of the file"
-        return ("zero bytes" if isinstance(cell, str) and ZERO in cell else ""), ""
+                if isinstance(cell, BadCell) and str(cell) not in self._absent_of(column):
+                    self._drop(column, cell.what, i, hint=cell.hint)
+                elif isinstance(cell, str) and UNDECODABLE in cell:
+                    what = f"bytes that are not {self._schema.file.encoding}"
+                    self._drop(column, what, i, hint="set the encoding of the file")
+                elif isinstance(cell, str) and ZERO in cell:
+                    self._drop(column, "zero bytes", i)
+                else:
+                    continue
+                self._damaged.add((i, column))
 
     def _add_numbers(self, x: npt.NDArray[np.float64]) -> None:
         """Write the features of all columns of numbers, scaled, and 0 where they are missing."""
@@ -214,17 +225,6 @@ class Encoder:
             return number
         return math.nan
 
-    def _add_category(self, x: npt.NDArray[np.float64], i: int, column: Column) -> None:
-        """Write the features of a category, or the labels."""
-        positions = self._positions(i, column)
-        if i >= len(self._schema.columns):
-            x[:, self._starts[i]] = positions
-            return
-        if column.kind == "boolean":
-            positions = positions - 1  # false has no feature, and a missing value one of its own
-        rows = np.flatnonzero(positions >= 0)
-        x[rows, self._starts[i] + positions[rows]] = 1
-
     def _positions(self, number: int, column: Column) -> npt.NDArray[np.int64]:
         """Return the (n,) position of each value among the features of a category; -1 for none."""
         if number not in self._known:
@@ -277,11 +277,3 @@ class Encoder:
 
     def _finding(self, column: str, what: str, effect: str, expected: bool, hint: str = "") -> Finding:
         return self._findings.setdefault((column, what), Finding(column, what, effect, expected, hint))
-
-    def _count_classes(self, y: npt.NDArray[np.float64]) -> None:
-        """Count the classes of dropped records."""
-        rows = {i for _, i in self._dropped} if self._labelled and self._schema.num_classes else ()
-        names = {i: self._schema.class_names[int(y[i])] for i in rows if y[i] >= 0}
-        self._lost.update(names.values())
-        for finding, i in self._dropped:
-            finding.by_class[names.get(i, "")] += 1

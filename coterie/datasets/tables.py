@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets import data_files
+from coterie.datasets.binary_tables import is_integer, is_parquet_folder, parquet_table, workbook_table
 from coterie.datasets.data_files import (
     TABLE_SUFFIXES,
     WORKBOOK_SUFFIXES,
@@ -34,9 +35,7 @@ from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
-from coterie.datasets.table_excel import excel_table
-from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
-from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parquet_table
+from coterie.datasets.text_tables import MAX_PLAIN_COLUMNS, TableFile, text_table
 from coterie.datasets.units import Units, is_held_out_unit
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
@@ -190,7 +189,7 @@ def column_texts(path: str | Path, schema: TableSchema, name: str) -> dict[int, 
 
 def table_records(
     path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
-) -> tuple[Records, None]:
+) -> Records:
     """Read the records of a text, parquet or spreadsheet file, or of a folder of `.parquet` files.
 
     Args:
@@ -204,14 +203,14 @@ def table_records(
         DataError: the file cannot be read, or has other columns.
     """
     if schema is None:
-        return _plain_records(path, need_targets, columns), None
+        return _plain_records(path, need_targets, columns)
     table = read_table(path, schema, labelled=need_targets or None)
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
     records = _records(path, table, f"{more}; `coterie data check` lists all", not schema.task.real)
     units = None if table.units is None or schema.unit is None else Units.named(table.units, schema.unit.most)
     warning = repeated_names(path, schema)
-    return replace(records, units=units, warnings=(warning,) if warning else ()), None
+    return replace(records, units=units, warnings=(warning,) if warning else ())
 
 
 def table_columns(path: Path) -> tuple[str, ...]:
@@ -312,21 +311,16 @@ def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None
     hint = "; expected plain numbers: fix or remove the record, or describe the table by a schema (docs/tables.md)"
     labelled = None if target is None else file.names[target] == "label"
     records = _records(path, table, hint, labelled, whole)
-    records = replace(records, warnings=_identifiers(path, [file.names[i] for i in features], table.x))
-    return records.only_labels() if labelled else records
-
-
-def _identifiers(path: Path, names: Sequence[str], x: npt.NDArray[np.float32]) -> tuple[str, ...]:
-    """Return a warning for each column that looks like an index or an identifier; it is a feature all the same."""
-    warnings = []
-    x = x[:_COUNTED]
+    warnings = []  # of columns that are features all the same
+    x = table.x[:_COUNTED]
     steps = np.diff(x, axis=0) if len(x) > _RUN else np.zeros((1, x.shape[1]))
-    counts_up = (steps == 1).all(axis=0).tolist()
-    for name, counted in zip(names, counts_up, strict=True):
+    for i, counted in zip(features, (steps == 1).all(axis=0).tolist(), strict=True):
+        name = file.names[i]
         if counted or _IDENTIFIER.fullmatch(name):
             what = "an index (its values count up)" if counted else "an identifier (by its name)"
             warnings.append(f"{path}: column {name[:_LONGEST]!r} looks like {what}, and is a feature; remove it if so")
-    return tuple(warnings[:_NAMES])
+    records = replace(records, warnings=tuple(warnings[:_NAMES]))
+    return records.only_labels() if labelled else records
 
 
 def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: bool = False) -> Records:
@@ -448,7 +442,7 @@ def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     need_regular(path)
     if suffix_of(path) == ".parquet":
         return parquet_table(path)
-    return excel_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
+    return workbook_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
 
 
 def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:

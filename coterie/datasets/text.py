@@ -29,12 +29,6 @@ _TOKENS = np.full(128, len(ALPHABET), np.int64)
 _TOKENS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 
-def _tokens(text: str) -> Tokens:
-    """Return the token of each character, (len(text),)."""
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return np.where(codes < len(_TOKENS), _TOKENS[np.minimum(codes, len(_TOKENS) - 1)], len(ALPHABET))
-
-
 def _speeches(text: str) -> dict[str, str]:
     """Return the lines of each speaker, in order of first appearance; a block is a line `NAME:`, then text."""
     said: dict[str, list[str]] = {}
@@ -52,7 +46,11 @@ def _cut(speech: str) -> int:
 
 def _examples(texts: Sequence[str]) -> tuple[Tokens, Tokens, Tokens]:
     """Return windows (n, 24), next characters (n,), and the index of the text of each window (n,)."""
-    parts = [sliding_window_view(_tokens(text), _WINDOW + 1)[::_STRIDE] for text in texts]
+    parts = []
+    for text in texts:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        tokens = np.where(codes < len(_TOKENS), _TOKENS[np.minimum(codes, len(_TOKENS) - 1)], len(ALPHABET))
+        parts.append(sliding_window_view(tokens, _WINDOW + 1)[::_STRIDE])
     windows = np.concatenate(parts)
     return windows[:, :-1].copy(), windows[:, -1].copy(), np.repeat(np.arange(len(parts)), [len(p) for p in parts])
 

@@ -1,8 +1,9 @@
-"""Labelled vector data sets, read from files in a folder."""
+"""Labelled vector data sets: embedded, read from files in a folder, or synthetic."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ _TRAIN, _TEST, _DIGITS = 7494, 3498, 10
 _MALIGNANT = 25
 #: Number of pen coordinates and the fixed maximum coordinate of the tablet.
 _COORDINATES, _LARGEST = 16, 100
+# Points about lines.
+_TRAIN_POINTS, _TEST_POINTS = 40_000, 4_000
 
 
 def _read_pendigits(info: DatasetInfo, root: Path) -> Source:
@@ -27,7 +30,12 @@ def _read_pendigits(info: DatasetInfo, root: Path) -> Source:
     try:
         lines = path.read_text("utf-8").strip().split("\n")
         rows = np.array([line.split(",") for line in lines], np.int64)
-        _check_pendigits(rows)
+        needed = (_TRAIN + _TEST, _COORDINATES + 1)
+        if rows.shape != needed:
+            raise ValueError(f"its shape is {rows.shape}, not {needed}")
+        for what, values, most in (("coordinates", rows[:, :-1], _LARGEST), ("digits", rows[:, -1], _DIGITS - 1)):
+            if values.min() < 0 or values.max() > most:
+                raise ValueError(f"its {what} span {values.min()}..{values.max()}; allowed: 0..{most}")
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"dataset '{info.name}': {path} is not a csv file of {_COORDINATES} coordinates and a digit per row "
@@ -37,15 +45,6 @@ def _read_pendigits(info: DatasetInfo, root: Path) -> Source:
     rows = rows[np.random.RandomState(0).permutation(len(rows))]
     x, y = (rows[:, :-1] / (_LARGEST / 2) - 1).astype(np.float32), rows[:, -1].copy()
     return Source(info.name, x[:_TRAIN], y[:_TRAIN], x[_TRAIN:], y[_TRAIN:], info.num_classes)
-
-
-def _check_pendigits(rows: npt.NDArray[np.int64]) -> None:
-    needed = (_TRAIN + _TEST, _COORDINATES + 1)
-    if rows.shape != needed:
-        raise ValueError(f"its shape is {rows.shape}, not {needed}")
-    for what, values, most in (("coordinates", rows[:, :-1], _LARGEST), ("digits", rows[:, -1], _DIGITS - 1)):
-        if values.min() < 0 or values.max() > most:
-            raise ValueError(f"its {what} span {values.min()}..{values.max()}; allowed: 0..{most}")
 
 
 def _read_breast_cancer(info: DatasetInfo, root: Path) -> Source:
@@ -89,6 +88,14 @@ def _divided(info: DatasetInfo, x: npt.NDArray[np.float64], y: npt.NDArray[Any])
     return Source(info.name, rows[:n], targets[:n], rows[n:], targets[n:], info.num_classes)
 
 
+def _read_lines(info: DatasetInfo, root: Path, *, deviation: float) -> Source:
+    """Draw x uniformly from [-1, 1] and y as noise, with NumPy's legacy generator, whose stream is frozen."""
+    rng, n = np.random.RandomState(0), _TRAIN_POINTS
+    x = rng.uniform(-1, 1, (n + _TEST_POINTS, 1)).astype(np.float32)
+    y = (deviation * rng.standard_normal(n + _TEST_POINTS)).astype(np.float32)
+    return Source(info.name, x[:n], y[:n], x[n:], y[n:], info.num_classes)
+
+
 #: Built-in vector data sets.
 VECTORS: tuple[DatasetInfo, ...] = (
     DatasetInfo(
@@ -128,5 +135,20 @@ VECTORS: tuple[DatasetInfo, ...] = (
         _read_pendigits,
         ("pendigits/penbased.csv",),
         kind="vectors",
+    ),
+    *(
+        DatasetInfo(
+            name,
+            f"Points about lines, noise of deviation {deviation:g}; shift 'lines' adds the lines (RR-Cluster, Table 9)",
+            (1,),
+            0,
+            _TRAIN_POINTS,
+            _TEST_POINTS,
+            "generated",
+            "embedded: nothing to download",
+            partial(_read_lines, deviation=deviation),
+            kind="vectors",
+        )
+        for name, deviation in (("lines-easy", 0.1), ("lines-hard", 1.0))
     ),
 )

@@ -134,20 +134,23 @@ class Kind:
             FieldError: it is missing, has another type, or is out of bounds.
         """
         if key in record:
-            return self._list(key, record[key]) if self.many else self._checked(key, record[key])
+            values = record[key]
+            if not self.many:
+                return self._checked(key, values)
+            if not isinstance(values, list | tuple) or len(values) > self.longest:
+                raise FieldError(f"{key} must be a list of at most {self.longest} entries")
+            return tuple(self._checked(key, value) for value in values)
         if not self.optional and self.types != (bool,):
             raise FieldError(f"{key} is missing")
         return None if self.optional else False
 
-    def _list(self, key: str, values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, list | tuple) or len(values) > self.longest:
-            raise FieldError(f"{key} must be a list of at most {self.longest} entries")
-        return tuple(self._checked(key, value) for value in values)
-
     def _checked(self, key: str, value: Any) -> Any:
         shown = repr(value)[:_LONGEST_SHOWN]
         if float in self.types and type(value) is int:
-            value = _as_float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf
         if type(value) not in self.types:
             raise FieldError(
                 f"{key} is {shown}; expected {' or '.join(_NOUNS[value_type] for value_type in self.types)}"
@@ -169,13 +172,6 @@ class Kind:
             raise FieldError(removal(f"{key} = {text}") or expected)
         if len(text) > self.longest:
             raise FieldError(f"{key} has {len(text)} characters; expected at most {self.longest}")
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 class Fields:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.datasets import OWN_DATA, DataError, load
-from coterie.datasets.fingerprints import fingerprints, source_fingerprint
+from coterie.datasets.client_data import fingerprints
+from coterie.datasets.sources import source_fingerprint
 from coterie.files import read_object
 from coterie.server.config import RunConfig
 

@@ -69,7 +69,8 @@ def of_classes(
     classes = np.arange(shares.shape[1])
     weights = np.ones(len(labels)) if weights is None else weights
     predicted = decide(shares, threshold)
-    counts = _confusion(labels, predicted, weights, len(classes))
+    cells = labels.astype(np.int64) * len(classes) + predicted
+    counts = np.bincount(cells, weights, len(classes) ** 2).astype(np.float64).reshape(2 * [len(classes)])
     sizes, chosen = counts.sum(axis=1), counts.sum(axis=0)
     present = classes[sizes > 0]
     recalls = np.divide(counts.diagonal(), sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
@@ -90,12 +91,6 @@ def of_classes(
         class_recall=tuple(recalls.tolist()) if len(classes) <= _MAX_CURVES else None,
         **of_two,
     )
-
-
-def _confusion(labels: Labels, predicted: Labels, weights: FloatArray, classes: int) -> FloatArray:
-    """Return the (c, c) weight of the records of each true and each predicted class."""
-    cells = labels.astype(np.int64) * classes + predicted
-    return np.bincount(cells, weights, classes**2).astype(np.float64).reshape(classes, classes)
 
 
 def of_labels(truth: Labels, shares: FloatArray, weights: FloatArray | None = None) -> Performance:
@@ -220,12 +215,8 @@ def intervals(
         for name, value in measure(np.where(kept, weights, 0.0)).to_json().items():
             if isinstance(value, float):
                 drawn.setdefault(name, []).append(value)
-    return {name: _interval(values) for name, values in drawn.items()}
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = np.quantile(values, [_OUTSIDE, 1 - _OUTSIDE])
-    return float(low), float(high)
+    ends = {name: np.quantile(values, [_OUTSIDE, 1 - _OUTSIDE]).tolist() for name, values in drawn.items()}
+    return {name: (low, high) for name, (low, high) in ends.items()}
 
 
 def _area(truth: FloatArray, shares: FloatArray, weights: FloatArray) -> float | None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kit.commands import document
+from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME, SEX
 from kit.workbooks import Raw, write_xlsx
 from PIL import Image
@@ -254,8 +255,8 @@ def client_starts_where_data_check_passes(site):
 
 def runs_use_what_the_reports_count(site):
     known = site.facts
-    args = (0, known.shape, known.task.num_outputs, None)
-    assert number(own_shard(str(site.path), *args, schema=known.schema, strict=False)) == site.usable
+    shard = read_shard(site.path, known.shape, known.task.num_outputs, schema=known.schema, strict=False)
+    assert number(shard) == site.usable
     simulation = own_federation(str(site.home), 1, known, None)
     if site.passes or not site.usable:  # a site that loses everything is left out
         assert number(simulation.shard(0)) == site.usable

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.commands import assert_refused
+from kit.own_files import read_shard
 from kit.site_tables import settings_on, simulated
 
 from coterie.client import record_level
@@ -58,7 +59,7 @@ def sites(tmp_path):
 def shard_of(path, folder):
     own_shard.cache_clear()
     known = facts("own", "", None, table_schema=str(TableSchema.load(folder / "schema.toml")))
-    return own_shard(str(path), 0, known.shape, 2, None, schema=known.schema, strict=False)
+    return read_shard(path, known.shape, schema=known.schema, strict=False)
 
 
 def test_a_run_releases_counts_of_patients_and_charges_them(sites, tmp_path):

@@ -8,6 +8,7 @@ import stat
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME
 from PIL import Image
 
@@ -155,7 +156,7 @@ def test_clients_with_one_to_three_records(small, tmp_path, tested, trained):
             f"all {tested} records are held out; add records or test data: until then, this client contributes nothing",
         )
         with pytest.raises(EmptySiteError, match=f"all {tested} records are held out"):
-            own_shard(str(tmp_path / "client-0.npz"), 0, SHAPE, 2, None)
+            read_shard(tmp_path / "client-0.npz", SHAPE)
 
 
 def empty_archive(path):
@@ -175,6 +176,7 @@ def test_an_empty_site_ends_nobody_s_run(tmp_path, caplog, make):
     make(tmp_path / "client-0")
     np.savez(tmp_path / "client-1.npz", x=X, y=Y)
     clients = own_federation(str(tmp_path), 2, facts("own", "1x6x5", 2), None)
+    assert clients.shard(0).x.shape == clients.shard(0).test.x.shape == (0, *SHAPE)
     assert len(clients.shard(0).y) == len(clients.shard(0).test.y) == 0
     assert "client 0 is left out, as it has no training records (1 of 2 clients so far): " in caplog.text
     assert len(clients.shard(1).y)
@@ -240,7 +242,7 @@ def test_a_site_that_loses_all_of_its_records_ends_nobody_s_run(tmp_path, caplog
     assert re.search(log + reason, caplog.text)
     assert len(clients.shard(1).y)
     with pytest.raises(EmptySiteError, match=reason):
-        own_shard(str(find(tmp_path, "client-0")), 0, SHAPE, 2, None)
+        read_shard(find(tmp_path, "client-0"), SHAPE)
 
 
 def test_a_site_that_loses_all_by_rule_names_the_rule(tmp_path):
@@ -252,7 +254,7 @@ def test_a_site_that_loses_all_by_rule_names_the_rule(tmp_path):
     with pytest.raises(
         EmptySiteError, match="all records are left out; column 'a': missing, 2 records left out by rule"
     ):
-        own_shard(str(tmp_path / "a.csv"), 0, (1,), 2, None, schema=by)
+        read_shard(tmp_path / "a.csv", (1,), schema=by)
 
 
 def test_a_table_that_is_none_is_no_empty_site(tmp_path):
@@ -266,7 +268,7 @@ def test_a_table_that_is_none_is_no_empty_site(tmp_path):
 @pytest.mark.parametrize("strict", [True, False])
 def test_test_data_without_records_are_replaced_by_the_training_data(tmp_path, strict):
     np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X[:0], y_test=Y[:0])
-    shard = own_shard(str(tmp_path / "a.npz"), 0, SHAPE, 2, None, strict=strict)
+    shard = read_shard(tmp_path / "a.npz", SHAPE, strict=strict)
     assert shard.test.x is shard.x
     assert len(shard.y) == 40
     assert report(tmp_path / "a.npz", DECLARED).lines()[0].endswith("none held out, so all are used for testing")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, load
-from coterie.datasets.fingerprints import fingerprint, fingerprints, source_fingerprint
+from coterie.datasets.client_data import fingerprint, fingerprints
+from coterie.datasets.sources import source_fingerprint
 
 
 @pytest.fixture

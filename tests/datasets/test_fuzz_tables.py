@@ -128,12 +128,12 @@ def test_damaged_tables(tmp_path, form):
         rows = [line.replace('"', "").split(";") for line in TABLE.lstrip("\ufeff").splitlines()]
         parquet.write_table(pyarrow.table(dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))), path)
         content = path.read_bytes()
-    for _ in range(CASES):
+    for _ in range(CASES // 3):
         path.write_bytes(damaged(content, rng, 8 if form == "csv" else 1))
         if (found := attempt(read_table, path, schema)) is not None:
             check(found, schema)
             read += 1
-    assert CASES / 20 < read
+    assert CASES / 60 < read
 
 
 def test_the_undamaged_table_is_read():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, own_shard
+from coterie.datasets import DataError
+from coterie.datasets.array_files import read_image
 from coterie.datasets.data_files import image_format
-from coterie.datasets.image_files import read_image
 
 GREY = np.tile(np.array([0, 17, 85, 255], np.uint8), (6, 2))[:, :5]
 #: Where nothing is drawn.
@@ -167,16 +167,6 @@ def test_half_transparent_pixels_are_mixed_with_white(tmp_path):
         saved(Image.new("RGBA", (5, 6), (0, 0, 0, 128))),
     ):
         assert np.unique(read(tmp_path, content, 1)).tolist() == [127]
-
-
-def test_the_background_of_a_run_is_one(tmp_path):
-    """White is 1 of [-1, 1]; seen before: -1, 1 or -0.4, by the program that saved the file."""
-    for i, hidden in enumerate((0, 255, 77)):
-        (tmp_path / str(i) / "0").mkdir(parents=True)
-        (tmp_path / str(i) / "0" / "a.png").write_bytes(la(hidden))
-        shard = own_shard(str(tmp_path / str(i)), 0, (1, 6, 5), 1, None, strict=False)
-        drawn = shard.x if len(shard.x) else shard.test.x
-        np.testing.assert_array_equal(drawn[0, 0][EMPTY], 1)
 
 
 @pytest.mark.parametrize(

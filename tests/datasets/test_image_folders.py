@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, facts, own_shard
+from coterie.datasets import DataError, facts
 from coterie.datasets.client_data import read
 
 KNOWN = facts("own", "1x9x9", 2)
@@ -211,13 +211,3 @@ def test_a_list_with_one_name_in_two_forms_has_duplicates(tmp_path):
     (tmp_path / "classes.txt").write_text(f"{CAFE}\n{unicodedata.normalize('NFD', CAFE)}\n", "utf-8")
     with pytest.raises(DataError, match="contains duplicate class names"):
         read(tmp_path, KNOWN)
-
-
-def test_a_deployed_client_keeps_a_class_behind_a_byte_order_mark(tmp_path):
-    """The case classes_bom: of 10 and 10 records, the first class had none."""
-    for name in ("benign", "malignant"):
-        for i in range(10):
-            save(tmp_path / name / f"{i}.png", i + len(name))
-    (tmp_path / "classes.txt").write_bytes("benign\nmalignant\n".encode("utf-8-sig"))
-    shard = own_shard(str(tmp_path), 0, (1, 9, 9), 2, None, strict=False)
-    assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [10, 10]

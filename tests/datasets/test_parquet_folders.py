@@ -4,21 +4,11 @@ import os
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from PIL import Image
 
-from coterie.datasets import (
-    DataError,
-    Declared,
-    TableSchema,
-    facts,
-    local_records,
-    own_federation,
-    own_shard,
-    read_table,
-    report,
-)
-from coterie.datasets.client_data import first_columns
-from coterie.datasets.fingerprints import fingerprint
+from coterie.datasets import DataError, Declared, TableSchema, facts, local_records, own_federation, read_table, report
+from coterie.datasets.client_data import fingerprint, first_columns
 from coterie.tasks import task_of
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -96,7 +86,7 @@ def test_every_way_of_reading_agrees(folder, coterie, tmp_path):
     assert len(local_records(folder, known, None).x) == 4
     own_federation.cache_clear()
     shards = [own_federation(str(tmp_path), 1, known, None).shard(0)]
-    shards.append(own_shard(str(folder), 0, known.shape, 2, None, schema=BY, strict=False))
+    shards.append(read_shard(folder, known.shape, schema=BY, strict=False))
     for shard in shards:
         assert len(shard.y) + (0 if shard.test.y is shard.y else len(shard.test.y)) == 4
 

@@ -109,11 +109,16 @@ def test_lines_are_added_to_the_targets():
         ("lines", {}, r"'lines' requires points with real targets, .* not examples of shape \(2, 9, 9\) in 10 classes"),
         ("lines", {"x": np.zeros((6, 2), np.float32), "num_classes": 0}, r"'lines' .* of shape \(2,\) in 0 classes"),
         ("lines", {"x": np.zeros((6, 1), np.float32)}, r"'lines' .* of shape \(1,\) in 10 classes"),
+        (
+            "lines",
+            {"x": X[:, 0, 0, :1], "y": X[:, 0, 0, 0], "num_classes": 0, "num_groups": 5},
+            "shift 'lines' has 4 distinct groups, not 5",
+        ),
     ],
 )
 def test_a_shift_that_does_not_fit_the_data_is_refused(name, arguments, complaint):
     with pytest.raises(DataError, match=complaint):
-        shifted(name, 0, 1, **arguments)
+        shifted(name, 0, **{"num_groups": 1, **arguments})
 
 
 def test_labels_of_tokens_can_be_shifted():

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 
-from coterie.datasets import DataError, Declared, Facts, describe, facts, local_records, own_federation, own_shard
+from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard
 from coterie.datasets.client_data import first_columns
 from coterie.datasets.tables import columns_text, parse_columns
 from coterie.server import ConfigError, RunConfig
-from coterie.tasks import task_of
 
 NAMES = ("age", "chol", "bmi")
 KNOWN = facts("own", "3", 2, columns="age,chol,bmi")
@@ -40,7 +40,7 @@ def _fresh():
 def test_columns_are_aligned_by_their_names(tmp_path, order):
     path = written(tmp_path / "client-0.csv", ORDERS[order])
     expected = [[1, 1, 1], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert features(own_shard(str(path), 0, (3,), 2, None, columns=NAMES)) == expected
+    assert features(read_shard(path, (3,), columns=NAMES)) == expected
     assert features(own_federation(tmp_path, 1, KNOWN, None).shard(0)) == expected
     read = local_records(path, KNOWN, None)
     assert read.x.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]]
@@ -141,7 +141,6 @@ def test_what_the_owner_declares_counts():
     assert str(Declared.of(None, "3", 2, None, "a,b,c")) == "examples of 3 with 2 classes and columns a,b,c"
     with pytest.raises(DataError, match="columns = 'a,b' names 2 features, but input-shape is 3 numbers"):
         Declared.of(None, "3", 2, None, "a,b")
-    assert Facts("images", (1, 2, 2), task_of(2)) == Facts("images", (1, 2, 2), task_of(2))
 
 
 def test_names_as_text():
@@ -158,7 +157,7 @@ def test_indices_and_identifiers_are_named(tmp_path, caplog, name):
     rows = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(30))
     path = written(tmp_path / "t.csv", f"{name},age,label\n{rows}")
     assert f"column '{name}' looks like an index (its values count up), and is a feature" in describe(path)
-    own_shard(str(path), 0, (2,), 2, None)
+    read_shard(path, (2,))
     assert "client 0: " in caplog.text
     assert "looks like an index" in caplog.text
     squares = "".join(f"{i * i},{i % 3},{i % 2}\n" for i in range(30))

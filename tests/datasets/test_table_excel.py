@@ -5,9 +5,10 @@ from datetime import date
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.workbooks import XLS, Raw, write_ods, write_xlsx
 
-from coterie.datasets import DataError, Declared, TableSchema, describe, own_shard, read_table, table_excel
+from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, read_table
 from coterie.tasks import task_of
 
 pytest.importorskip("python_calamine")
@@ -96,7 +97,7 @@ def test_cells_beyond_the_names_and_short_rows(workbook):
 
 
 def test_more_records_than_a_batch_keep_their_numbers(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "_BATCH", 2)
+    monkeypatch.setattr(binary_tables, "_ROWS", 2)
     table = read_table(workbook([*ROWS, ["x", "f", "no"], *ROWS]), schema())
     assert (table.index.tolist(), table.errors[0].rows) == ([0, 1, 2, 4, 5, 6], [5])
 
@@ -113,7 +114,7 @@ def test_more_records_than_a_batch_keep_their_numbers(workbook, monkeypatch):
     ],
 )
 def test_cells_without_a_value_are_missing_and_counted(workbook, monkeypatch, cell, block):
-    monkeypatch.setattr(table_excel, "_BLOCK", block)
+    monkeypatch.setattr(binary_tables, "_BLOCK", block)
     path = workbook([*ROWS, [Raw(cell), "f", "no"], [Raw(cell), Raw(cell), "no"]])
     table = read_table(path, schema())
     assert (table.missing, found(table)) == ({"age": 2, "sex": 1}, [("sex", "missing", "dropped", [6])])
@@ -180,11 +181,11 @@ def test_wrong_dimensions_lose_no_row(workbook):
 
 def test_tables_without_a_schema(workbook):
     path = workbook([[1, 2, 0], [3, 4, 1], [5, 6, 1]], head=["b", "a", "label"])
-    shard = own_shard(str(path), 0, (2,), 2, None, columns=("a", "b"))
+    shard = read_shard(path, (2,), columns=("a", "b"))
     records = {*map(tuple, np.concatenate([shard.x, shard.test.x]).tolist())}
     assert records == {(2, 1), (4, 3), (6, 5)}
     with pytest.raises(DataError, match="column 1 has no name"):
-        own_shard(str(workbook([[0, 1, 1]], head=[None, "a", "label"])), 0, (2,), 2, None)
+        read_shard(workbook([[0, 1, 1]], head=[None, "a", "label"]), (2,))
 
 
 ENTITIES = "".join(f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefgh", "bcdefghi", strict=True))
@@ -207,7 +208,7 @@ def test_a_damaged_workbook_is_refused(workbook, options, message):
 
 
 def test_the_memory_of_the_reader_is_limited(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "_MAX_MEMORY", 2**28)
+    monkeypatch.setattr(binary_tables, "_MAX_MEMORY", 2**28)
     far = workbook(change=sheet_part('r="A3"', 'r="Z1000000"'))  # 26 million cells of 32 bytes
     with pytest.raises(DataError, match="needs more than 268,435,456 bytes of memory"):
         read_table(far, schema())
@@ -225,11 +226,11 @@ def test_entities_do_not_expand(workbook):
     head = f'<!DOCTYPE x [<!ENTITY a "{"a" * 100}">{ENTITIES}]>'
     path = workbook(change=lambda name, content: (head * name.endswith("1.xml")) + content.replace("yes", "&i;"))
     with pytest.raises(DataError, match=r"is not a valid \.xlsx file|not one of its values"):
-        own_shard(str(path), 0, (3,), 2, None, schema=schema())
+        read_shard(path, (3,), schema=schema())
 
 
 def test_without_the_package_one_line_says_what_to_install(workbook, monkeypatch):
-    monkeypatch.setattr(table_excel, "find_spec", lambda name: None)
+    monkeypatch.setattr(binary_tables, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"reading \.xlsx requires python-calamine: pip install 'coterie\[excel\]'"):
         read_table(workbook(), schema())
 

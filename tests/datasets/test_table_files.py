@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
-from coterie.datasets.table_files import MAX_RECORD_LINES
+from coterie.datasets.text_tables import MAX_RECORD_LINES
 
 SCHEMA = """version = 1
 ignore = ["note"]
@@ -59,7 +60,7 @@ def test_a_quoted_line_break_loses_no_record_of_a_class(tmp_path):
             note = "fever since Monday\ncough" if i % 2 else "stable"
             out.writerow([40 + i % 40, note, i % 90, "yes" if i % 2 else "no"])
     own_shard.cache_clear()
-    shard = own_shard(str(tmp_path / "notes.csv"), 0, (2,), 2, None, schema=schema(), strict=False)
+    shard = read_shard(tmp_path / "notes.csv", (2,), schema=schema(), strict=False)
     assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [100, 100]
 
 
@@ -112,7 +113,7 @@ LINES = "62,,91,no\n" * (MAX_RECORD_LINES + 1)
     ],
 )
 def test_a_record_that_cannot_be_read_is_named_by_its_line(table, monkeypatch, records, line, problem, block):
-    monkeypatch.setattr("coterie.datasets.table_files._BLOCK", block)
+    monkeypatch.setattr("coterie.datasets.text_tables._BLOCK", block)
     if not problem:  # the quotes of two records make one of the right number of cells
         assert values(table(f"age,note,crp,outcome\n{records}")) == [[60, 1], [61, 91]]
         return
@@ -126,7 +127,7 @@ def test_records_across_blocks_are_whole(table, monkeypatch):
     lines = ["age,note,crp,outcome"]
     lines += [f'{age},"{note.replace(chr(34), chr(34) * 2)}",{crp},no' for age, note, crp, _ in rows]
     for size in (7, 64, 301):
-        monkeypatch.setattr("coterie.datasets.table_files._BLOCK", size)
+        monkeypatch.setattr("coterie.datasets.text_tables._BLOCK", size)
         read = table("\n".join(lines))
         assert values(read) == [[age, crp] for age, _, crp, _ in rows]
         assert (read.index.tolist(), read.errors) == (list(range(60)), ())

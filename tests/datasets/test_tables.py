@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME, SEX
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
@@ -277,7 +278,7 @@ def test_a_damaged_record_changes_no_other(table, line, what):
 
 
 def test_a_line_that_is_too_long_is_named(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.table_files.MAX_LINE", 40)
+    monkeypatch.setattr("coterie.datasets.text_tables.MAX_LINE", 40)
     with pytest.raises(DataError, match=r"begins in line 3 cannot be read \(a line of more than 40 characters\)"):
         table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
 
@@ -334,7 +335,7 @@ def test_all_numbers_at_once_are_the_numbers_one_by_one():
 
 def shard(path, by, **options):
     own_shard.cache_clear()
-    return own_shard(str(path), 0, (by.num_features,), by.num_classes, None, schema=by, **options)
+    return read_shard(path, (by.num_features,), by.num_classes, schema=by, **options)
 
 
 def test_a_client_s_table_is_its_shard(tmp_path, caplog):

@@ -35,12 +35,12 @@ def test_every_strategy_has_a_setting():
     assert {name.split()[0] for name in SOME} == set(STRATEGIES)
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_replies_that_are_changed_end_no_run_and_none_is_accepted_that_is_invalid(half):
-    report = Campaign(seed=0, settings=SOME[half::2]).run(200)
+@pytest.mark.parametrize(("half", "replies"), [(0, 100), (1, 200)])  # the second half has all verbs
+def test_replies_that_are_changed_end_no_run_and_none_is_accepted_that_is_invalid(half, replies):
+    report = Campaign(seed=0, settings=SOME[half::2]).run(replies)
     assert report.findings == []
     assert dict(report.unexplained) == {}
-    assert report.mutated == 200
+    assert report.mutated == replies
     verbs = {verb for _, verb in report.tallies}
     assert half == 0 or verbs == {*REQUESTS, "query.identity"}
     counts = {verb: [t.row() for (_, of), t in report.tallies.items() if of == verb] for verb in verbs}
@@ -52,7 +52,7 @@ def test_replies_that_are_changed_end_no_run_and_none_is_accepted_that_is_invali
 
 
 def test_the_same_seed_gives_the_same_cases():
-    first, second, other = (Campaign(seed, ["kfed"]).run(30) for seed in (3, 3, 4))
+    first, second, other = (Campaign(seed, ["kfed"]).run(15) for seed in (3, 3, 4))
     assert dict(first.tallies) == dict(second.tallies)
     assert dict(first.tallies) != dict(other.tallies)
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from kit.commands import assert_refused, document
+from kit.own_files import read_shard
 from kit.site_tables import rows_of, settings_on, simulated
 from kit.tables import for_rows
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
-from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, own_shard, read_table
+from coterie.datasets import DataError, SchemaError, Source, TableSchema, facts, read_table
 from coterie.datasets.client_data import report
 from coterie.datasets.own import Declared
 from coterie.fields.plugins import PluginError
@@ -127,7 +128,7 @@ def test_a_record_whose_label_is_no_label_is_left_out_and_named(tmp_path, cells,
 
 def shard_of(path, *, strict=True):
     schema = TableSchema.parse(SCHEMA)
-    return own_shard(str(path), 0, (4,), schema.task.num_targets, None, schema=schema, strict=strict)
+    return read_shard(path, (4,), schema.task.num_targets, schema=schema, strict=strict)
 
 
 def test_a_report_counts_sets_of_labels(sites):

@@ -125,7 +125,14 @@ def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFi
     if len(lines[0]) > MAX_LINE:
         raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
     lines[0] = lines[0].lstrip("\ufeff")
-    first, separator = _first_line(path, lines, form)
+    first = next((i for i, line in enumerate(lines) if i + 1 not in form.skip_lines and line.strip()), 0)
+    separator = ""
+    if named := _SEPARATOR.fullmatch(lines[first].rstrip("\n")):
+        first, separator = first + 1, named[1]
+        if form.delimiter not in ("", separator):
+            raise DataError(
+                f"{path}: its line {named[0]!r} contradicts delimiter = {form.delimiter!r}; remove one of the two"
+            )
     tabs = "\t" if suffix_of(path).startswith(".tsv") else ""
     candidates = form.delimiter or separator or tabs or DELIMITERS
     headers = {delimiter: _header(lines[first:], delimiter) for delimiter in candidates}
@@ -135,28 +142,13 @@ def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFi
     names, height = headers[delimiter]
     skipped = {*form.skip_lines, *range(1, first + height + 1)}
     records = partial(_records, path, form, delimiter, len(names), skipped)
-    hint = "" if {*wanted}.intersection(names) else _title_hint(lines[first : first + _TITLES], delimiter, wanted)
+    hint = ""
+    if not {*wanted}.intersection(names):  # lines of titles may precede them
+        titles = lines[first : first + _TITLES]
+        counts = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in titles]
+        position = counts.index(max(counts)) if any(counts) else None
+        hint = "" if position is None else f"; line {position + 1} has them: set skip-lines = {position}"
     return TableFile(names, records, delimiter=delimiter, hint=hint)
-
-
-def _first_line(path: Path, lines: Sequence[str], form: FileFormat) -> tuple[int, str]:
-    """Return the position of the column names, after lines to skip and Excel's line sep=, and its delimiter."""
-    first = next((i for i, line in enumerate(lines) if i + 1 not in form.skip_lines and line.strip()), 0)
-    named = _SEPARATOR.fullmatch(lines[first].rstrip("\n"))
-    if not named:
-        return first, ""
-    if form.delimiter not in ("", named[1]):
-        raise DataError(
-            f"{path}: its line {named[0]!r} contradicts delimiter = {form.delimiter!r}; remove one of the two"
-        )
-    return first + 1, named[1]
-
-
-def _title_hint(lines: Sequence[str], delimiter: str, wanted: Collection[str]) -> str:
-    """Return where the column names are, if lines precede them."""
-    found = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in lines]
-    most = max(found, default=0)
-    return f"; line {found.index(most) + 1} has them: set skip-lines = {found.index(most)}" if most else ""
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:

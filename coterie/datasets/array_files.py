@@ -1,23 +1,27 @@
-"""Read images: one file, a folder for each class, or a folder with a list of labels or numbers.
+"""Read examples that are arrays: NumPy archives, and images, which are converted.
 
-Transparent images are drawn on white, so that colours of hidden pixels, which depend on the program that saved the
-file, have no effect. Images of 16 bits per channel are reduced to their upper 8 bits, CMYK and palettes are converted
-to RGB without colour profiles, and images are turned upright as their Exif data say.
+Images are files in a folder for each class, or in a folder with a list of labels or numbers. Transparent images are
+drawn on white, so that colours of hidden pixels, which depend on the program that saved the file, have no effect.
+Images of 16 bits per channel are reduced to their upper 8 bits, CMYK and palettes are converted to RGB without colour
+profiles, and images are turned upright as their Exif data say.
 """
 
 from __future__ import annotations
 
 import codecs
 import io
+import math
 import unicodedata
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.datasets import data_files
 from coterie.datasets.data_files import (
     IMAGE_SUFFIXES,
     SUFFIXES,
@@ -28,12 +32,16 @@ from coterie.datasets.data_files import (
     shortened,
 )
 from coterie.datasets.left_out import LeftOut, Loss
-from coterie.datasets.records import Array, Records, Shape, is_held_out, sizes_text
+from coterie.datasets.records import NOT_NUMERIC, Array, Records, Shape, class_counts, is_held_out, sizes_text
 from coterie.datasets.schema import BOOLEAN, SITE_SUFFIX, Column, TableSchema
 from coterie.datasets.sources import DataError
+from coterie.datasets.table_encoder import Table
 from coterie.datasets.tables import column_texts, read_table
 from coterie.tasks import Task
 
+_MAX_HEADER_BYTES = 64 * 2**10
+_WAY = "fix or remove it"
+_TRAIN, _TEST = ("x", "y"), ("x_test", "y_test")
 #: List of the class names of a run.
 CLASSES = "classes.txt"
 _MAX_CLASSES_BYTES = 2**20
@@ -58,6 +66,120 @@ _BACKGROUND = (255, 255, 255, 255)
 _LEVELS = {"1": 255, "L;2": 85, "L;4": 17}
 _LARGEST_OF_12_BITS = 4095
 _GREY = ("1", "L", "LA")
+
+
+def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tuple[Records, Records | None]:
+    """Read the training records of an `.npz` archive and, if present, its test records.
+
+    Args:
+        path: the archive.
+        need_targets: whether it must have targets.
+        task: what models predict, if a target is made of several numbers; None: `y` holds (n,) targets.
+
+    Raises:
+        DataError: it cannot be read, or lacks an array.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            given = {member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")}
+            members = {name: f"{name}.npy" for name in (*_TRAIN, *_TEST) if name in given}
+            size = sum(_unpacked(archive, member) for member in members.values())
+            need_at_most(data_files.MAX_BYTES, size, str(path), "unpacks to")
+            arrays: dict[str, Array] = {}
+            for name, member in members.items():
+                with archive.open(member) as opened:
+                    arrays[name] = np.lib.format.read_array(opened, allow_pickle=False)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a broken archive makes zipfile and numpy say
+        raise DataError(
+            f"{path} is not a numpy archive of numeric arrays ({shortened(error)}); write it with numpy.savez(path, "
+            "x=..., y=...). Pickled objects are rejected because they could run code"
+        ) from None
+    if not need_targets and arrays.keys() == {"x"}:
+        return _records(f"{path}: x", arrays["x"], None), None
+    parts = (_TRAIN, _TEST) if arrays.keys() & {*_TEST} else (_TRAIN,)
+    needed = [name for names in parts for name in names]
+    for name in needed:
+        if name not in arrays:
+            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
+    train, *test = (_records(f"{path}: {x}, {y}", arrays[x], arrays[y], task) for x, y in parts)
+    return train, test[0] if test else None
+
+
+def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
+    """Return the uncompressed size of an array in bytes, from its header; at least 8 per record for the target.
+
+    Raises:
+        ValueError: the header is invalid, or the size exceeds that of the member.
+    """
+    info = archive.getinfo(member)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile limits no other method
+        raise ValueError(f"{member} has unsupported compression method {info.compress_type}; use deflate")
+    with archive.open(info) as opened:
+        start = io.BytesIO(opened.read(_MAX_HEADER_BYTES))
+    version = np.lib.format.read_magic(start)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"{member} has unsupported version {version} of NumPy's format")
+    shape, _, dtype = readers[version](start)
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > info.file_size - start.tell():
+        raise ValueError(f"{member} has shape {shape} of {dtype}, but {info.file_size:,} bytes")
+    return max(size, 8 * shape[0] if shape else 0)
+
+
+def _records(where: str, x: Array, y: Array | None, task: Task | None = None) -> Records:
+    """Validate records independently of a run; drop records with missing values."""
+    has_targets = y is not None
+    y = np.zeros(len(x) if x.ndim else 0) if y is None else y
+    cells = task.num_cells if task is not None and has_targets else 1
+    _check_arrays(where, x, y, cells)
+    problems: tuple[str, ...] = () if len(x) else (f"{where}: no records",)
+    y, whole = y.astype(np.float64).reshape(len(y), cells), x.dtype.kind in "iu"
+    if not whole:
+        with np.errstate(over="ignore"):  # values outside the float32 range become infinite
+            x = x.astype(np.float32)
+    finite = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y).all(axis=1)
+    valid = finite if task is None or cells == 1 else task.are_valid(y) | ~finite
+    losses = LeftOut()
+    if not finite.all():
+        problems += (f"{where}: {_first(finite)}, counted from 0, has NaN, infinite or missing values; {_WAY}",)
+        counts = class_counts(y[~finite, 0]) if cells == 1 else {}
+        loss = Loss(
+            "NaN, infinite or missing value", "record", int((~finite).sum()), "left out", (_first(finite),), counts
+        )
+        losses += LeftOut.of([loss])
+    if task is not None and not valid.all() and cells > 1:
+        values = ", ".join(f"{cell:g}" for cell in y[valid.argmin()])
+        problems += (f"{where}: {_first(valid)}, counted from 0, has {values}; {task.rule}; {_WAY}",)
+        loss = Loss("target that is none of the task", count=int((~valid).sum()), examples=(_first(valid),))
+        losses += LeftOut.of([loss])
+    x, y = x[finite & valid], y[finite & valid]
+    y = y[:, 0] if task is None or cells == 1 else task.encoded(y)
+    images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
+    what = f"images of {sizes_text(images)}" if images else f"records of {sizes_text(x.shape[1:])}"
+    held_out = np.fromiter(map(is_held_out, x, y), bool, len(y))
+    return Records(where, what, x, y, held_out, whole, None, problems, has_targets, left_out=losses)
+
+
+def _check_arrays(where: str, x: Array, y: Array, cells: int) -> None:
+    """Check types and shapes of arrays, of which y has so many numbers for each record."""
+    for values, allowed in ((x, "iuf"), (y, "iuf" if cells == 1 else "biuf")):
+        if values.dtype.kind not in allowed:
+            raise DataError(f"{where}: {shortened(values.dtype)} {NOT_NUMERIC}")
+    of_target = () if cells == 1 else (cells,)
+    if not y.ndim or y.shape[1:] != of_target or x.ndim < 2 or len(x) != len(y):
+        ways = "; for several labels of a record set task = multi-label"
+        shape = "(n,)" if cells == 1 else f"(n, {cells})"
+        way = ways if cells == 1 and y.ndim == 2 else ""
+        raise DataError(f"{where} must have shapes (n, ...) and {shape}, not {x.shape} and {y.shape}{way}")
+    if not math.prod(x.shape[1:]):
+        raise DataError(f"{where}: no records, or records without features")
+
+
+def _first(right: Array | np.bool_) -> str:
+    return f"record {np.argmin(right)}"
 
 
 class FileImage(NamedTuple):
@@ -157,7 +279,11 @@ def _opaque(image: Any) -> Any:
     from PIL import Image
 
     if image.mode.startswith("I;16"):
-        image = _upper_bits(image)
+        levels, hidden = np.asarray(image), image.info.get("transparency")
+        image = Image.fromarray((levels >> 8).astype(np.uint8))
+        if hidden is not None:
+            opacity = Image.fromarray(np.where(levels == hidden, 0, 255).astype(np.uint8))
+            image = Image.merge("LA", (image, opacity))
     if image.mode in ("I", "F") or ";" in image.mode:
         raise _TooDeepError(f"has more than 16 bits per pixel channel (Pillow mode {image.mode}); convert it to 8 bits")
     mode = "L" if image.mode in _GREY else "RGB"
@@ -165,18 +291,6 @@ def _opaque(image: Any) -> Any:
         drawn = image if image.mode == "RGBA" else image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", drawn.size, _BACKGROUND), drawn)
     return image if image.mode == mode else image.convert(mode)
-
-
-def _upper_bits(image: Any) -> Any:
-    """Return a grey image of 16 bits in mode L, or LA if one of its greys is transparent."""
-    from PIL import Image
-
-    levels = np.asarray(image)
-    grey = Image.fromarray((levels >> 8).astype(np.uint8))
-    hidden = image.info.get("transparency")
-    if hidden is None:
-        return grey
-    return Image.merge("LA", (grey, Image.fromarray(np.where(levels == hidden, 0, 255).astype(np.uint8))))
 
 
 def _channels_first(image: Any) -> Array:
@@ -202,17 +316,22 @@ def read_images(
         DataError: a list cannot be read, or is missing.
     """
     suited = shape is None or (len(shape) == 3 and shape[0] in (1, 3))
-    if shape is not None and not suited and any(map(is_image, _files(folder))):
+    files = (file for entry in folder.iterdir() for file in (entry.iterdir() if entry.is_dir() else [entry]))
+    if shape is not None and not suited and any(map(is_image, files)):
         raise DataError(
             f"{folder} contains images, which have 1 or 3 channels, but the run expects {sizes_text(shape)}"
         )
     names = _class_names(home / CLASSES)
     if task is not None:
-        listed = read_labels(folder, home, task, names)
-        if listed is None and need_targets and not task.real:
-            raise DataError(no_labels(folder, task))
-        if listed is not None:
-            return _Reader(folder, shape).listed(listed, task)
+        base = next((base for base in (folder, home) if (base / LABELS).exists()), None)
+        if base is not None:
+            return _Reader(folder, shape).listed(base, task, names)
+        if need_targets and not task.real:
+            columns = ",".join((_FILE, *map(str, range(task.num_outputs))))
+            raise DataError(
+                f"{folder} has no {LABELS}; for {task}, write one with the columns {columns} and one row for each "
+                "image, such as a.png"
+            )
     entries = sorted(entry for entry in folder.iterdir() if entry.name != CLASSES)
     subfolders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     has_targets = need_targets or bool(subfolders)
@@ -224,12 +343,6 @@ def read_images(
     else:
         reader.read_files(entries, 0)
     return reader.records(has_targets, tuple(names or ()))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder, and of those in it."""
-    for entry in folder.iterdir():
-        yield from entry.iterdir() if entry.is_dir() else [entry]
 
 
 class _Reader:
@@ -247,15 +360,21 @@ class _Reader:
     def read_class(self, subfolder: Path, names: list[str] | None) -> None:
         """Read a folder of one class; images of an unknown class are left out."""
         entries = sorted(subfolder.iterdir())
-        try:
-            label = _label(subfolder, names)
-        except DataError as error:
-            images = [entry for entry in entries if is_image(entry)]
-            self._problems += [str(error)] * bool(images)
-            self._losses += [Loss(f"unknown class {_name(subfolder)!r}", examples=self._named(file)) for file in images]
-            self.leave_out([entry for entry in entries if entry not in images])
+        name = unicodedata.normalize("NFC", subfolder.name)
+        if names is not None and name in names:
+            self.read_files(entries, names.index(name), name)
+        elif names is None and name.isdecimal():
+            self.read_files(entries, int(name), str(int(name)))
         else:
-            self.read_files(entries, label, names[label] if names else str(label))
+            listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+            problem = (
+                f"{subfolder}: unknown class {name!r}; name folders 0, 1, ..., or list all class names of the run, "
+                f"one per line and in the same order for all clients, in {CLASSES} ({listed})"
+            )
+            images = [entry for entry in entries if is_image(entry)]
+            self._problems += [problem] * bool(images)
+            self._losses += [Loss(f"unknown class {name!r}", examples=self._named(file)) for file in images]
+            self.leave_out([entry for entry in entries if entry not in images])
 
     def read_files(self, entries: list[Path], label: int, class_name: str = "") -> None:
         """Read images of one class."""
@@ -265,25 +384,64 @@ class _Reader:
             else:
                 self.leave_out([entry], class_name)
 
-    def listed(self, of_list: ImageLabels, task: Task) -> Records:
-        """Return the images that a list names; others are left out."""
-        self._problems += of_list.problems
-        names = task.target_names(of_list.names)
-        for file in files_below(self._folder):
-            if file in of_list.targets:
-                target = of_list.targets[file]
-                self._read(file, target, names[int(target)] if names else "")
+    def listed(self, base: Path, task: Task, names: list[str] | None) -> Records:
+        """Return the images that a list names; others are left out.
+
+        Args:
+            base: folder with the list.
+            task: a multi-label task, or a regression.
+            names: of the labels, in the order of the run; None: they are named 0, 1, ....
+
+        Raises:
+            DataError: the list cannot be read, has other columns, or the names are not those of the task.
+        """
+        path = base / LABELS
+        if task.real:
+            schema = TableSchema(Column(_REAL), (), (), None)
+        else:
+            labels = [*map(str, range(task.num_outputs))] if names is None else names
+            if len(labels) != task.num_outputs:
+                raise DataError(
+                    f"{path}: classes.txt lists {len(labels)} labels, but the run has {task.num_outputs}; list those "
+                    "of the run"
+                )
+            first, *others = (Column(name, "boolean", values=BOOLEAN) for name in labels)
+            schema = TableSchema(first, tuple(labels), (), None, more_targets=tuple(others))
+        table, texts = read_table(path, schema), column_texts(path, schema, _FILE)
+        self._problems += [f"{path}: {finding}; {task.rule}: fix or remove these rows" for finding in table.errors]
+        targets, named = self._targets(base, table, texts), {base / PurePosixPath(text) for text in texts.values()}
+        class_names = task.target_names(schema.class_names)
+        for file in _files_below(self._folder):
+            if file in targets:
+                target = targets[file]
+                self._read(file, target, class_names[int(target)] if class_names else "")
             elif is_image(file):
                 reason = (
-                    f"image whose row in {LABELS} has an error"
-                    if file in of_list.named
-                    else f"image without a row in {LABELS}"
+                    f"image whose row in {LABELS} has an error" if file in named else f"image without a row in {LABELS}"
                 )
                 self._losses.append(Loss(reason, examples=self._named(file)))
             elif file.name != CLASSES:
                 self.leave_out([file])
         nothing = f"{self._folder}: no image has a row in {LABELS}, such as a.png"
-        return replace(self.records(True, names, nothing, not task.real), label_names=of_list.names)
+        records = self.records(True, class_names, nothing, not task.real)
+        return replace(records, label_names=schema.class_names)
+
+    def _targets(self, base: Path, table: Table, texts: Mapping[int, str]) -> dict[Path, float]:
+        """Return the target of each image, by its file, from a list that lies in a folder."""
+        targets: dict[Path, float] = {}
+        for i, target in zip(table.index.tolist(), table.y.tolist(), strict=True):
+            name, file, problem = texts[i], base / PurePosixPath(texts[i]), ""
+            if not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts:
+                problem = f"{name!r} is no path of an image below the folder of the list; write one such as a.png"
+            elif file in targets:
+                problem = f"{name!r} has a row already; keep one of them"
+            elif not file.is_file():
+                problem = f"there is no image {name!r}; add it, or remove the row"
+            elif file.is_relative_to(self._folder):
+                targets[file] = target
+            if problem:
+                self._problems.append(f"{base / LABELS}: row {i + 2}: {problem}")
+        return targets
 
     def leave_out(self, entries: list[Path], class_name: str = "") -> None:
         """Account for files and folders that are not read."""
@@ -355,116 +513,10 @@ def _class_names(path: Path) -> list[str] | None:
     return names
 
 
-def _label(subfolder: Path, names: list[str] | None) -> int:
-    name = _name(subfolder)
-    if names is not None and name in names:
-        return names.index(name)
-    if names is None and name.isdecimal():
-        return int(name)
-    listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
-    raise DataError(
-        f"{subfolder}: unknown class {name!r}; name folders 0, 1, ..., or list all class names of the run, "
-        f"one per line and in the same order for all clients, in {CLASSES} ({listed})"
-    )
-
-
-def _name(subfolder: Path) -> str:
-    return unicodedata.normalize("NFC", subfolder.name)
-
-
-@dataclass(frozen=True)
-class ImageLabels:
-    """What a list says of the images of a folder.
-
-    Attributes:
-        targets: target of each image, by its file.
-        names: of the labels.
-        named: all files that it names.
-        problems: rows that name no image of the folder, or have no target, and what to do.
-    """
-
-    targets: Mapping[Path, float]
-    names: tuple[str, ...]
-    named: frozenset[Path]
-    problems: tuple[str, ...]
-
-
-def read_labels(folder: Path, home: Path, task: Task, names: list[str] | None) -> ImageLabels | None:
-    """Read the list in a folder of images, or else in its home; None: there is none.
-
-    Args:
-        folder: of the images.
-        home: folder that holds it.
-        task: a multi-label task, or a regression.
-        names: of the labels, in the order of the run; None: they are named 0, 1, ....
-
-    Raises:
-        DataError: the list cannot be read, has other columns, or the names are not those of the task.
-    """
-    base = next((base for base in (folder, home) if (base / LABELS).exists()), None)
-    if base is None:
-        return None
-    path = base / LABELS
-    columns = (_REAL,) if task.real else _label_names(path, task, names)
-    schema = _schema(columns, task)
-    table = read_table(path, schema)
-    texts = column_texts(path, schema, _FILE)
-    problems = [f"{path}: {finding}; {task.rule}: fix or remove these rows" for finding in table.errors]
-    targets: dict[Path, float] = {}
-    for i, target in zip(table.index.tolist(), table.y.tolist(), strict=True):
-        file = base / PurePosixPath(texts[i])
-        problem = _problem(texts[i], file, file in targets)
-        if problem:
-            problems.append(f"{path}: row {i + 2}: {problem}")
-        elif base == folder or file.is_relative_to(folder):
-            targets[file] = target
-    named = frozenset(base / PurePosixPath(text) for text in texts.values())
-    return ImageLabels(targets, () if task.real else columns, named, tuple(problems))
-
-
-def no_labels(folder: Path, task: Task) -> str:
-    """Return an error: a folder has no list, which the task needs."""
-    columns = ",".join((_FILE, *map(str, range(task.num_outputs))))
-    return (
-        f"{folder} has no {LABELS}; for {task}, write one with the columns {columns} and one row for each image, such "
-        "as a.png"
-    )
-
-
-def files_below(folder: Path) -> Iterator[Path]:
+def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of those in it, in order, but those of the list and hidden ones."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-            yield from files_below(entry)
+            yield from _files_below(entry)
         elif entry.name not in LIST_FILES:
             yield entry
-
-
-def _schema(columns: tuple[str, ...], task: Task) -> TableSchema:
-    """Return how the list is read: as the targets of a table without features."""
-    if task.real:
-        return TableSchema(Column(columns[0]), (), (), None)
-    first, *others = (Column(name, "boolean", values=BOOLEAN) for name in columns)
-    return TableSchema(first, columns, (), None, more_targets=tuple(others))
-
-
-def _label_names(path: Path, task: Task, names: list[str] | None) -> tuple[str, ...]:
-    """Return the columns of the labels, in the order of the run."""
-    if names is None:
-        return tuple(map(str, range(task.num_outputs)))
-    if len(names) != task.num_outputs:
-        raise DataError(
-            f"{path}: classes.txt lists {len(names)} labels, but the run has {task.num_outputs}; list those of the run"
-        )
-    return tuple(names)
-
-
-def _problem(name: str, file: Path, is_twice: bool) -> str:
-    """Return why a row gives no image a target; empty: it does."""
-    if not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts:
-        return f"{name!r} is no path of an image below the folder of the list; write one such as a.png"
-    if is_twice:
-        return f"{name!r} has a row already; keep one of them"
-    if not file.is_file():
-        return f"there is no image {name!r}; add it, or remove the row"
-    return ""
