@@ -11,10 +11,9 @@ from torch import nn
 from coterie import models as networks
 from coterie.client import personal
 from coterie.client.handlers import handle
-from coterie.client.heads import Head, features_of, fit_head
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
-from coterie.client.personal import personalised, prior_shift
+from coterie.client.personal import Head, features_of, fit_head, personalised, prior_shift
 from coterie.client.scores import accuracies
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
