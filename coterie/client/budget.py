@@ -164,8 +164,7 @@ def spend(
             "flwr simulations use the run folder)"
         )
     try:
-        ledger = _open(client, folder, plan)
-        try:
+        with closing(_open(client, folder, plan)) as ledger:
             if held_out:
                 _check_held_out_policy(client, ledger, held_out)
                 return ledger.spend_held_out(round, held_out, **details)
@@ -178,8 +177,6 @@ def spend(
             if planned is None and plan is not None:
                 planned = plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
-        finally:
-            ledger.close()
     except (PrivacyError, LedgerError, FileError, OSError) as error:  # events that do not compose, too
         if not client.deployed:
             raise ClientError(f"client {client.client_id} rejects the request: {error}") from error

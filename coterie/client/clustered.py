@@ -161,7 +161,7 @@ class ClusteredClientApp(ClientApp):
         redrawn = request.redraw_label(label, np.random.default_rng())
         if request.rebalance_train == "assigned" and request.cluster is None:
             model = redrawn
-        content = self._ask(TRAIN, asked, asked.context, model)
+        content = self._answer(TRAIN, asked.with_model(TRAIN, model), asked.context)
         update = _trained_arrays(content, asked.layout) - asked.models[model]
         if not np.isfinite(update).all():
             raise ClientError(DIVERGED)
@@ -195,15 +195,11 @@ class ClusteredClientApp(ClientApp):
         return best, contents[best]
 
     def _evaluation(self, asked: _Asked, model: int) -> RecordDict:
-        return self._ask(EVALUATE, asked, deepcopy(asked.context), model)
+        return self._answer(EVALUATE, asked.with_model(EVALUATE, model), deepcopy(asked.context))
 
     def _loss_of(self, content: RecordDict) -> float:
         loss = _metric(content, self._loss, "loss")
         return min(loss, _MAX_LOSS) if np.isfinite(loss) else _MAX_LOSS
-
-    def _ask(self, message_type: str, asked: _Asked, context: Context, model: int) -> RecordDict:
-        """Return what the app replies to a message with one model."""
-        return self._answer(message_type, asked.with_model(message_type, model), context)
 
     def _answer(self, message_type: str, message: Message, context: Context) -> RecordDict:
         """Return what the app replies, through its mods."""
