@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie.client.backend import train_resident
+from coterie.client.backend import train
 from coterie.client.cohort import Cohort
 from coterie.client.device import to_numpy
 from coterie.client.ghost import clip_factors
@@ -48,7 +48,7 @@ def trained(cohort: Cohort, used: Labels, rngs: Sequence[np.random.Generator]) -
     device = cohort.local_training.device
     models = torch.tensor(cohort.models, device=device)
     start = models[torch.as_tensor(used, device=device)]
-    return train_resident(cohort.network, cohort.layers.whole, start, cohort.shards, rngs, cohort.local_training)
+    return train(cohort.network, cohort.layers.whole, start, cohort.shards, rngs, cohort.local_training)
 
 
 def clipped_total(
