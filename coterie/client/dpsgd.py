@@ -591,7 +591,9 @@ def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool, unit
     if not units:
         network, form = _traced(model, examples, fast=ghost)
         if network is not None and ghost and supports(network):
-            return GhostClipping(network, loss, form).measure(x, y)
+            ghost_clipping = GhostClipping(network, loss, form)
+            ghost_clipping.gradients(x, y)  # learns how many numbers a record needs
+            return ghost_clipping
         clipping = None if network is None else _by_opacus(network, _alone(model, examples, loss), loss, x, y)
         return clipping or _alone(model, examples, loss).prepare(x, y)
     return _alone(model, examples, loss, units).prepare(torch.stack([x, x.flip(0)]), torch.stack([y, y]))

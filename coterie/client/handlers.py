@@ -14,6 +14,7 @@ from logging import WARNING
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 
@@ -21,7 +22,7 @@ from coterie.client import points
 from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.device import to_numpy
-from coterie.client.device_sums import clipped_total, stays_on_device, trained
+from coterie.client.device_sums import clipped_total, stays_on_device
 from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
@@ -133,7 +134,9 @@ def _sum_on_device(cohort: Cohort, sums: Summed) -> list[RecordDict | None]:
     """Same as for :func:`train_and_sum` on a GPU, which keeps the updates."""
     rngs = cohort.rngs()
     labels, redrawn, used = _choose(cohort, rngs)
-    updates = trained(cohort, used, rngs)
+    device = cohort.local_training.device
+    start = torch.tensor(cohort.models, device=device)[torch.as_tensor(used, device=device)]
+    updates = train(cohort.network, cohort.layers.whole, start, cohort.shards, rngs, cohort.local_training)
     labels, redrawn = cohort.labels(labels), cohort.labels(redrawn)
     limits = _limits(cohort, sums.plan, updates.shape[1])
     total, norms, kept = clipped_total(

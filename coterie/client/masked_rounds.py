@@ -123,14 +123,7 @@ def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohor
 
 @dataclass
 class _Half:
-    """A client in a round, for one message.
-
-    Attributes:
-        client: with its keys.
-        folder: its state folder.
-        state: read, and locked.
-        id: the round of the message.
-    """
+    """A client, with its keys, in the round of one message; its state is read, and locked."""
 
     client: Client
     folder: Path
