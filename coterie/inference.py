@@ -25,11 +25,10 @@ from torch import Tensor, nn
 
 from coterie import models as networks
 from coterie.client.cohort import OWN
-from coterie.client.kept_states import KeptStates
 from coterie.client.layers import Additive
 from coterie.client.personal import personalised
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.client.state import ClientError
+from coterie.client.state import ClientError, KeptStates
 from coterie.datasets import DataError, Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.fields.settings import ConfigError, flat

@@ -71,11 +71,8 @@ if TYPE_CHECKING:
 
 
 def _handle(message: Message, context: Context) -> Message:
-    deployed = "client-id" in context.node_config
-    return Message((_deployed_reply if deployed else _simulated_reply)(message, context), reply_to=message)
-
-
-def _simulated_reply(message: Message, context: Context) -> RecordDict:
+    if "client-id" in context.node_config:
+        return Message(_deployed_reply(message, context), reply_to=message)
     from coterie.client.handlers import handle  # imports PyTorch
 
     client = Client(int(context.node_config["partition-id"]))
@@ -83,7 +80,7 @@ def _simulated_reply(message: Message, context: Context) -> RecordDict:
     reply = handle(message.metadata.message_type, message.content, [client])[0]
     if isinstance(reply, ClientError):
         raise reply
-    return reply
+    return Message(reply, reply_to=message)
 
 
 def _deployed_reply(message: Message, context: Context) -> RecordDict:
@@ -94,7 +91,12 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
             Flower sends the text of an exception to the server, and the text may contain data.
     """
     began = time.monotonic()
-    node, client = _node(context)
+    try:
+        node = NodeConfig.from_record(context.node_config)
+        client = client_of(node)
+    except (DeployError, DataError) as error:  # its text may hold values of the configuration
+        log(ERROR, "node configuration: %s", error)
+        raise ClientError("the node configuration has errors; see the client's own log") from None
     message_type, content = message.metadata.message_type, message.content
     config = content.config_records.get(CONFIG, ConfigRecord())
     consent = Consent.of(node, config.get(RUN_REQUEST))
@@ -116,7 +118,11 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
         raise ClientError(f"client {client.client_id} failed; see its own log for details") from None
     finally:
-        _wait(began, node.reply_seconds or 0.0)
+        # The same time for all replies, so that it reveals less.
+        least, taken = node.reply_seconds or 0.0, time.monotonic() - began
+        if least and taken > least:
+            log(WARNING, "a reply took %.3g s, longer than reply-seconds = %g: increase reply-seconds", taken, least)
+        time.sleep(max(0.0, least - taken))
 
 
 def _name_in_logs(client: Client, message: Message, context: Context) -> None:
@@ -154,20 +160,6 @@ def client_of(node: NodeConfig) -> Client:
         min_cohort=MIN_COHORT if node.min_cohort is None else node.min_cohort,
         min_corrupt=node.min_corrupt or 0,
     )
-
-
-def _node(context: Context) -> tuple[NodeConfig, Client]:
-    """Return the node configuration of a deployed client, and the client.
-
-    Raises:
-        ClientError: the configuration has errors, whose texts the server does not get: they may hold its values.
-    """
-    try:
-        node = NodeConfig.from_record(context.node_config)
-        return node, client_of(node)
-    except (DeployError, DataError) as error:
-        log(ERROR, "node configuration: %s", error)
-        raise ClientError("the node configuration has errors; see the client's own log") from None
 
 
 def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> Cohort:
@@ -359,14 +351,6 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
             cache.put(message_type, content, reply)
             keep_for_owner(cohort, client)
         return reply
-
-
-def _wait(began: float, least: float) -> None:
-    """Delay the reply to ``reply-seconds`` of the node configuration, so that its time reveals less."""
-    taken = time.monotonic() - began
-    if least and taken > least:
-        log(WARNING, "a reply took %.3g s, longer than reply-seconds = %g: increase reply-seconds", taken, least)
-    time.sleep(max(0.0, least - taken))
 
 
 app = ClientApp()

@@ -51,7 +51,8 @@ def audited(
             raise reply
         decision = _answered(client, message_type, asked)
     except Exception as error:
-        _record(client, asked | _refused(error))
+        kind = error.kind if isinstance(error, ClientError) else "failed"
+        _record(client, asked | {"decision": "refused", "kind": kind, "reason": printable(error)})
         raise
     if not _record(client, asked | decision):
         raise ClientError(f"client {client.client_id} cannot record the request; see its own log for details")
@@ -69,11 +70,6 @@ def _answered(client: Client, message_type: str, asked: Mapping[str, Any]) -> di
         who = f", started by {asked['submitter']}" if asked["submitter"] else ""
         log(INFO, "run %s%s%s: epsilon %.4g of %g spent", client.run, f" ({by})" if by else "", who, spent, budget)
     return {"decision": "answered", **_RELEASED.get(message_type, {}), "epsilon": spent, "budget": budget}
-
-
-def _refused(error: Exception) -> dict[str, Any]:
-    kind = error.kind if isinstance(error, ClientError) else "failed"
-    return {"decision": "refused", "kind": kind, "reason": printable(error)}
 
 
 def _record(client: Client, fields: Mapping[str, Any]) -> bool:

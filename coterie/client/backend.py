@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -62,19 +62,19 @@ class Examples(NamedTuple):
 def train(
     model: nn.Module,
     layout: Layout,
-    start: Vectors,
+    start: V,
     shards: Sequence[Shard],
     rngs: Sequence[np.random.Generator],
     config: LocalTrainingConfig,
     *,
     batched: bool | None = None,
-) -> Vectors:
+) -> V:
     """Train all clients, and return their updates (trained minus start).
 
     Args:
         model: the network; its own parameters are not used.
         layout: of its parameters.
-        start: (n, d) initial parameters of each client.
+        start: (n, d) initial parameters of each client; if they are a tensor on the device, the updates stay there.
         shards: the n clients' data.
         rngs: n generators, for the order of examples.
         config: hyper-parameters.
@@ -86,20 +86,6 @@ def train(
     backend = backend_of(model, Examples.of(shards[0].x, shards[0].y, config.device))
     with products(config.precision, config.device):
         return backend.updates(layout, start, shards, rngs, config, batched)
-
-
-def train_resident(
-    model: nn.Module,
-    layout: Layout,
-    start: Tensor,
-    shards: Sequence[Shard],
-    rngs: Sequence[np.random.Generator],
-    config: LocalTrainingConfig,
-) -> Tensor:
-    """Same as :func:`train`, from (n, d) parameters on the device to updates that stay there."""
-    backend = backend_of(model, Examples.of(shards[0].x, shards[0].y, config.device))
-    with products(config.precision, config.device):
-        return backend.updates(layout, start, shards, rngs, config, None)
 
 
 @lru_cache(maxsize=8)
@@ -153,7 +139,7 @@ class Backend:
         config: LocalTrainingConfig,
         batched: bool | None,
     ) -> V:
-        """Return (n, d) updates; see :func:`train` and :func:`train_resident`."""
+        """Return (n, d) updates; see :func:`train`."""
         if (trainer := config.plugins.trainer_class) is not None:
             name = f"trainer '{config.plugins.trainer}'"
             assert isinstance(start, np.ndarray)
@@ -198,12 +184,19 @@ class Backend:
             return count > 1 or self.chain != "image"  # a chain of images has only one group then
         return count >= _FEW and not self._convolutional
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """Return a context that limits PyTorch to one thread for a group of linear chains on a CPU.
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Limit PyTorch to one thread for a group of linear chains on a CPU.
 
         Their products are so small that several threads mostly wait for each other.
         """
-        return _one_thread() if self._on_cpu and self.chain == "linear" else nullcontext()
+        before = torch.get_num_threads()
+        if self._on_cpu and self.chain == "linear":
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _one_after_the_other(
         self,
@@ -287,17 +280,6 @@ class Backend:
                 yield rows, (output(one, xb) for one in parameters_by_model)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _empty_like(vectors: Vectors | Tensor) -> Any:
     return torch.empty_like(vectors) if isinstance(vectors, Tensor) else np.empty_like(vectors)
 
@@ -378,7 +360,12 @@ def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple
     model = copy.deepcopy(model).to(device)
     if device != "cpu" or len(shape) != 3 or not is_convolutional(model):
         return model, torch.contiguous_format
-    _pool_first(model)
+    for module in model.modules():
+        if type(module) is nn.Sequential:
+            for i in range(len(module) - 1):
+                first, second = module[i], module[i + 1]
+                if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+                    module[i], module[i + 1] = second, first
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     try:
         with torch.no_grad():
@@ -391,19 +378,6 @@ def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple
 def is_convolutional(model: nn.Module) -> bool:
     """Whether a network has two-dimensional convolutions."""
     return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
-
-
-def _pool_first(model: nn.Module) -> None:
-    """Swap each ReLU and the max-pooling after it: outputs and gradients are the same."""
-    for module in model.modules():
-        if type(module) is nn.Sequential:
-            for i in range(len(module) - 1):
-                if (
-                    type(module[i]) is nn.ReLU
-                    and type(module[i + 1]) is nn.MaxPool2d
-                    and not module[i + 1].return_indices
-                ):
-                    module[i], module[i + 1] = module[i + 1], module[i]
 
 
 def supports_vmap(model: nn.Module, examples: Examples) -> bool:

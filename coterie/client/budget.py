@@ -164,18 +164,19 @@ def spend(
             "flwr simulations use the run folder)"
         )
     try:
-        ledger = _open(client, folder, plan)
-        try:
+        with closing(_open(client, folder, plan)) as ledger:
             if held_out:
                 _check_held_out_policy(client, ledger, held_out)
                 return ledger.spend_held_out(round, held_out, **details)
-            _check_same_unit(ledger, events)
+            if len({event.sampler for event in (*ledger.events, *events)}) > 1:
+                raise PrivacyError(
+                    f"{ledger.path} has charges of another kind: those of records, and those of whole clients (masked "
+                    "updates), do not add up; name another budget-file, with a budget of its own"
+                )
             _check_policy(client, folder, ledger, events)
             if planned is None and plan is not None:
                 planned = plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
-        finally:
-            ledger.close()
     except (PrivacyError, LedgerError, FileError, OSError) as error:  # events that do not compose, too
         if not client.deployed:
             raise ClientError(f"client {client.client_id} rejects the request: {error}") from error
@@ -185,19 +186,6 @@ def spend(
                 f"client {client.client_id} rejects the request: it exceeds the client's budget", "budget"
             ) from None
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
-
-
-def _check_same_unit(ledger: ClientLedger, events: Counter[Event]) -> None:
-    """Check that further events are of the unit of the ledger's: a record, or the whole client.
-
-    Raises:
-        PrivacyError: they are not.
-    """
-    if len({event.sampler for event in (*ledger.events, *events)}) > 1:
-        raise PrivacyError(
-            f"{ledger.path} has charges of another kind: those of records, and those of whole clients (masked "
-            "updates), do not add up; name another budget-file, with a budget of its own"
-        )
 
 
 def require_head(client: Client, folder: Path, head: object) -> None:
@@ -212,10 +200,10 @@ def require_head(client: Client, folder: Path, head: object) -> None:
         return
     try:
         path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
-        held = isinstance(head, str) and path.exists() and _holds(path, head, client)
+        charge = _charge_with(path, {HEAD: head}) if isinstance(head, str) and path.exists() else None
     except (LedgerError, OSError):
         return  # the charge fails, too
-    if not held:
+    if charge is None or not _counts(charge, head, client):
         log(
             WARNING,
             "client %s rejects the request: %s lacks a charge that this client made in this run (head %s): it was "
@@ -228,12 +216,6 @@ def require_head(client: Client, folder: Path, head: object) -> None:
             f"client {client.client_id} rejects the request: its ledger lacks a charge; see its own log for details",
             "budget",
         )
-
-
-def _holds(path: Path, head: str, client: Client) -> bool:
-    """Whether a ledger has the charge with a head."""
-    charge = _charge_with(path, {HEAD: head})
-    return charge is not None and _counts(charge, head, client)
 
 
 def _charge_with(path: Path, entry: Mapping[str, str]) -> dict[str, Any] | None:

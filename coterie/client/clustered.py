@@ -155,13 +155,13 @@ class ClusteredClientApp(ClientApp):
     def _trained(self, asked: _Asked) -> RecordDict:
         request = asked.request
         assert isinstance(request, TrainRequest)
-        label, model = asked.assigned, 0
+        label, model = request.cluster, 0
         if label is None:
             label = model = self._choice(asked)[0]
         redrawn = request.redraw_label(label, np.random.default_rng())
         if request.rebalance_train == "assigned" and request.cluster is None:
             model = redrawn
-        content = self._ask(TRAIN, asked, asked.context, model)
+        content = self._answer(TRAIN, asked.with_model(TRAIN, model), asked.context)
         update = _trained_arrays(content, asked.layout) - asked.models[model]
         if not np.isfinite(update).all():
             raise ClientError(DIVERGED)
@@ -170,7 +170,7 @@ class ClusteredClientApp(ClientApp):
     def _evaluated(self, asked: _Asked) -> RecordDict:
         if self._accuracy is None:
             raise ClientError("this client answers no evaluation")
-        _, content = self._choice(asked) if asked.assigned is None else (0, self._evaluation(asked, 0))
+        _, content = self._choice(asked) if asked.request.cluster is None else (0, self._evaluation(asked, 0))
         accuracy = _metric(content, self._accuracy, "accuracy")
         if not 0 <= accuracy <= 1:
             raise ClientError(f"evaluate replies a metric {self._accuracy!r} outside [0, 1]")
@@ -195,15 +195,11 @@ class ClusteredClientApp(ClientApp):
         return best, contents[best]
 
     def _evaluation(self, asked: _Asked, model: int) -> RecordDict:
-        return self._ask(EVALUATE, asked, deepcopy(asked.context), model)
+        return self._answer(EVALUATE, asked.with_model(EVALUATE, model), deepcopy(asked.context))
 
     def _loss_of(self, content: RecordDict) -> float:
         loss = _metric(content, self._loss, "loss")
         return min(loss, _MAX_LOSS) if np.isfinite(loss) else _MAX_LOSS
-
-    def _ask(self, message_type: str, asked: _Asked, context: Context, model: int) -> RecordDict:
-        """Return what the app replies to a message with one model."""
-        return self._answer(message_type, asked.with_model(message_type, model), context)
 
     def _answer(self, message_type: str, message: Message, context: Context) -> RecordDict:
         """Return what the app replies, through its mods."""
@@ -226,26 +222,13 @@ class ClusteredClientApp(ClientApp):
 
 @dataclass(frozen=True)
 class _Asked:
-    """A message of a strategy, read.
-
-    Attributes:
-        message: the message.
-        context: of the node.
-        request: the request.
-        models: (k, d).
-        layout: of one model.
-    """
+    """A message of a strategy, read, with (k, d) models."""
 
     message: Message
     context: Context
     request: Request
     models: npt.NDArray[np.float32]
     layout: Layout
-
-    @property
-    def assigned(self) -> int | None:
-        """The cluster that the server has assigned; None: the client chooses."""
-        return self.request.cluster
 
     def check(self) -> None:
         """Check that the app can do what the request asks for.
@@ -258,10 +241,10 @@ class _Asked:
         for name, method in _UNSUPPORTED.items():
             if getattr(self.request, name, None) not in (None, False, "loss"):
                 raise RequestError(f"the request sets {name} ({method}), which an app's own training does not support")
-        if self.assigned is not None and len(self.models) != 1:
+        if self.request.cluster is not None and len(self.models) != 1:
             raise RequestError(f"a request with a cluster has one model, not {len(self.models)}")
         redraw = getattr(self.request, "redraw", None)
-        if redraw is not None and self.assigned is None and len(redraw) != len(self.models) ** 2:
+        if redraw is not None and self.request.cluster is None and len(redraw) != len(self.models) ** 2:
             raise RequestError(f"redraw has {len(redraw)} entries for {len(self.models)} models")
 
     def with_model(self, message_type: str, model: int) -> Message:

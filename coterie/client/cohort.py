@@ -18,12 +18,11 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client.identity import Client
-from coterie.client.kept_states import KeptState
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
 from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.client.state import ClientError, StateFile
+from coterie.client.state import ClientError, KeptState, StateFile
 from coterie.client.training_plugins import TrainingPlugins
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, federate, own_federation
 from coterie.datasets.settings import DataSettings

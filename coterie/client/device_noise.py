@@ -92,14 +92,9 @@ def key_stream(head: Tensor, tail: Tensor) -> Tensor:
     for a, b, c, d in _QUARTERS * _DOUBLE_ROUNDS:
         for left, right, other, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
             state[left] += state[right]  # modulo 2**32
-            state[other] ^= state[left]
-            state[other] = _rotated(state[other], bits)
+            word = state[other] ^ state[left]
+            state[other] = (word << bits) | ((word >> (32 - bits)) & ((1 << bits) - 1))  # rotated to the left
     return torch.stack(state) + start
-
-
-def _rotated(words: Tensor, bits: int) -> Tensor:
-    """Rotate 32-bit words to the left."""
-    return (words << bits) | ((words >> (32 - bits)) & ((1 << bits) - 1))
 
 
 def _word(numbers: Tensor) -> Tensor:

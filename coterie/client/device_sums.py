@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie.client.backend import train_resident
 from coterie.client.cohort import Cohort
 from coterie.client.device import to_numpy
 from coterie.client.ghost import clip_factors
@@ -41,14 +40,6 @@ def stays_on_device(cohort: Cohort, sums: Summed) -> bool:
         and cohort.layers.whole == cohort.layers.sent
         and cohort.local_training.plugins.trainer_class is None
     )
-
-
-def trained(cohort: Cohort, used: Labels, rngs: Sequence[np.random.Generator]) -> Tensor:
-    """Return the (n, d) updates of clients that start from the models of these indices."""
-    device = cohort.local_training.device
-    models = torch.tensor(cohort.models, device=device)
-    start = models[torch.as_tensor(used, device=device)]
-    return train_resident(cohort.network, cohort.layers.whole, start, cohort.shards, rngs, cohort.local_training)
 
 
 def clipped_total(

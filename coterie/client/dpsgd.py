@@ -462,14 +462,22 @@ class BatchesOfOne(Clipper):
 
     def __init__(self, network: nn.Module, loss: Loss, units: bool = False) -> None:
         self._network, self.named = network, trainable(network)
-        self._loss = partial(_loss_of_unit if units else _loss_of_record, loss)
-        self._units, self._mapped = units, True
+        self._loss, self._units, self._mapped = loss, units, True
         self.numbers = 3 * num_parameters(network)
 
     def _of_batch(self) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
         """Return the loss of a batch as a function of parameters, examples and targets."""
         network = fresh(self._network)
-        return lambda values, x, y: self._loss(call(network, values, x), y)
+
+        def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            outputs = call(network, values, x)
+            if not self._units:
+                return self._loss(outputs, y).sum()
+            there = y.isfinite() if y.is_floating_point() else y >= 0  # see _of_units
+            losses = self._loss(outputs, y.where(there, 0))
+            return losses.where(there, 0).sum() / there.sum().clamp(min=1)
+
+        return loss
 
     def _batches(self, values: Tensor, dim: int) -> Tensor:
         return values if self._units else values.unsqueeze(dim)
@@ -552,17 +560,6 @@ class BatchesOfOne(Clipper):
         return self
 
 
-def _loss_of_record(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    return loss(outputs, targets).sum()
-
-
-def _loss_of_unit(task: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss over the records of one unit, without the missing ones of :func:`_of_units`."""
-    there = targets.isfinite() if targets.is_floating_point() else targets >= 0
-    losses = task(outputs, targets.where(there, 0))
-    return losses.where(there, 0).sum() / there.sum().clamp(min=1)
-
-
 @lru_cache(maxsize=64)
 def _of_units(shard: Shard) -> Shard:
     """Return (U, r, *shape) examples and (U, r) targets of the units.
@@ -586,12 +583,17 @@ def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool, unit
         ModelError: A batch of one record, or of one unit, has no gradient.
     """
     _check_layers(model)
-    x, y = _random_records(examples, loss)
+    shape, x_dtype, y_dtype, device = examples
+    x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) if x_dtype.is_floating_point else x
+    x, y = x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device)
     _check_constants(model, x, y, loss)
     if not units:
         network, form = _traced(model, examples, fast=ghost)
         if network is not None and ghost and supports(network):
-            return GhostClipping(network, loss, form).measure(x, y)
+            ghost_clipping = GhostClipping(network, loss, form)
+            ghost_clipping.gradients(x, y)  # learns how many numbers a record needs
+            return ghost_clipping
         clipping = None if network is None else _by_opacus(network, _alone(model, examples, loss), loss, x, y)
         return clipping or _alone(model, examples, loss).prepare(x, y)
     return _alone(model, examples, loss, units).prepare(torch.stack([x, x.flip(0)]), torch.stack([y, y]))
@@ -634,14 +636,6 @@ def _check_layers(model: nn.Module) -> None:
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) changes the rows of its weight that a batch reads: "
                 "build it without max_norm"
             )
-
-
-def _random_records(examples: Examples, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Return two random records, whose losses have a gradient at every output."""
-    shape, x_dtype, y_dtype, device = examples
-    x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
-    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) if x_dtype.is_floating_point else x
-    return x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device)
 
 
 def _check_constants(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> None:

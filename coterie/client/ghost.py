@@ -475,13 +475,11 @@ class GhostClipping(Clipper):
         """See :class:`Clipper`."""
         super().set_values({name: in_form(value, self._form) for name, value in values.items()})
 
-    def measure(self, x: Tensor, y: Tensor) -> GhostClipping:
-        """Learn from a few records how many numbers a record needs, and return this object."""
-        self.gradients(x, y)
-        return self
-
     def gradients(self, x: Tensor, y: Tensor) -> Found:
-        """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out."""
+        """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out.
+
+        This also learns how many numbers a record needs.
+        """
         self._calls = {}
         try:
             total = self._loss(self._network(x.contiguous(memory_format=self._form)), y).sum()

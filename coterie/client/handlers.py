@@ -14,7 +14,7 @@ from logging import WARNING
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 
@@ -22,7 +22,7 @@ from coterie.client import points
 from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.device import to_numpy
-from coterie.client.device_sums import clipped_total, stays_on_device, trained
+from coterie.client.device_sums import clipped_total, stays_on_device
 from coterie.client.dpsgd import check_supported
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
@@ -95,14 +95,14 @@ def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
         check_whole(cohort)  # first: a network that cannot be built or trained fails before the charge
         data = cohort.federation
         check_supported(cohort.network, data.input_shape, cohort.task, data.kind, data.has_units)
-        return charged(cohort, _train_privately)
+
+        def replies(paid: Cohort, keys: Keys) -> list[RecordDict]:
+            chosen, updates, below = train_privately(paid, keys)
+            labels = paid.labels(chosen)
+            return [_reply(paid, *row) for row in zip(paid.clients, labels, labels, updates, below, strict=True)]
+
+        return charged(cohort, replies)
     return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
-
-
-def _train_privately(cohort: Cohort, keys: Keys) -> list[RecordDict]:
-    chosen, updates, below = train_privately(cohort, keys)
-    labels = cohort.labels(chosen)
-    return [_reply(cohort, *row) for row in zip(cohort.clients, labels, labels, updates, below, strict=True)]
 
 
 def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) -> list[ReplyOrError | None]:
@@ -119,7 +119,10 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
         if stays_on_device(cohort, sums):
             return _sum_on_device(cohort, sums)
         labels, redrawn, updates = train_without_dp(cohort)
-        kept = _acceptable(cohort, updates, sums.plan)
+        limits = _limits(cohort, sums.plan, updates.shape[1])
+        kept = np.asarray(np.isfinite(updates).all(axis=1))
+        if np.isfinite(limits).any():
+            kept &= np.array([np.linalg.norm(row.astype(np.float64)) for row in updates]) <= limits
         sums.add_rows(labels[kept], redrawn[kept], updates[kept])
         rows = zip(cohort.clients, labels, redrawn, updates, strict=True)
         return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
@@ -131,7 +134,9 @@ def _sum_on_device(cohort: Cohort, sums: Summed) -> list[RecordDict | None]:
     """Same as for :func:`train_and_sum` on a GPU, which keeps the updates."""
     rngs = cohort.rngs()
     labels, redrawn, used = _choose(cohort, rngs)
-    updates = trained(cohort, used, rngs)
+    device = cohort.local_training.device
+    start = torch.tensor(cohort.models, device=device)[torch.as_tensor(used, device=device)]
+    updates = train(cohort.network, cohort.layers.whole, start, cohort.shards, rngs, cohort.local_training)
     labels, redrawn = cohort.labels(labels), cohort.labels(redrawn)
     limits = _limits(cohort, sums.plan, updates.shape[1])
     total, norms, kept = clipped_total(
@@ -151,16 +156,6 @@ def _limits(cohort: Cohort, plan: Plan, size: int) -> list[float]:
     """Return the longest norm of each client's update that the plan allows."""
     lr, first = cohort.config.training.lr, cohort.train_request.first_batch
     return [plan.max_update_norm(client.client_id, size, lr, first) for client in cohort.clients]
-
-
-def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
-    """Return which (n, d) updates are finite, and no longer than the plan allows."""
-    limits = _limits(cohort, plan, updates.shape[1])
-    finite = np.asarray(np.isfinite(updates).all(axis=1))
-    if not np.isfinite(limits).any():
-        return finite
-    norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in updates])
-    return np.asarray(finite & (norms <= limits))
 
 
 def _reply(
@@ -264,7 +259,12 @@ def evaluate(cohort: Cohort) -> list[ReplyOrError]:
 
 def reports(cohort: Cohort) -> list[MetricRecord]:
     """Return what each client finds about its model: accuracy, loss, cluster, and counts of scores if requested."""
-    labels = _labels(cohort)
+    if cohort.request.assign != "nearest":
+        labels = cohort.choose()
+    else:
+        labels = cohort.last_labels(otherwise=np.full(len(cohort.clients), -1))
+        if (labels < 0).any():
+            labels = np.where(labels >= 0, labels, cohort.choose())
     score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
     rows = zip(cohort.clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
     own = _own_models(cohort, labels)
@@ -310,14 +310,6 @@ def _histograms(cohort: Cohort) -> list[ReplyOrError]:
         ]
 
     return charged(cohort, replies)
-
-
-def _labels(cohort: Cohort) -> Labels:
-    """Return the (n,) index of each client's model."""
-    if cohort.request.assign != "nearest":
-        return cohort.choose()
-    last = cohort.last_labels(otherwise=np.full(len(cohort.clients), -1))
-    return last if (last >= 0).all() else np.where(last >= 0, last, cohort.choose())
 
 
 @dataclass

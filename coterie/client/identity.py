@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client.consent import NO_REQUEST, Consent
-from coterie.client.kept_states import KeptState
 from coterie.client.masking_keys import MaskingKeys
-from coterie.client.state import ClientError
+from coterie.client.state import ClientError, KeptState
 from coterie.datasets import Declared
 from coterie.fields import TRUSTED_SERVER
 from coterie.site.policy import Policy

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache, cached_property
+from functools import cached_property
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -59,6 +59,7 @@ from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTr
 _MOST_CLIENTS = 1_000_000
 # What the plan has of a client, by release.
 _CHARGED = {TRAINING: "contributions", ACCURACY: "private evaluations", HISTOGRAM: "histograms of scores"}
+_TYPES_OF_TERMS = get_type_hints(Secure)
 
 
 def answers(message_type: str, content: RecordDict, clients: Sequence[Client]) -> list[RecordDict | ClientError]:
@@ -122,14 +123,7 @@ def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohor
 
 @dataclass
 class _Half:
-    """A client in a round, for one message.
-
-    Attributes:
-        client: with its keys.
-        folder: its state folder.
-        state: read, and locked.
-        id: the round of the message.
-    """
+    """A client, with its keys, in the round of one message; its state is read, and locked."""
 
     client: Client
     folder: Path
@@ -154,7 +148,9 @@ class _Half:
         who: dict[str, Any] = {"client_id": self.client.client_id, "round": self.id.number}
         if isinstance(request, OpenRequest):
             return self._open(request, asked)
-        masking = self._restored()
+        assert self.state.open is not None
+        masking = self._masking(self.opened)
+        masking.restore(self.state.open.secrets)
         if isinstance(request, MaskedRequest):
             assert cohort is not None
             reply = pack_masked(*self._masked(masking, request, cohort, task_digest(content)), **who)
@@ -192,12 +188,6 @@ class _Half:
         assert self.state.open is not None
         content = recorddict_from_proto(ProtoRecordDict.FromString(self.state.open.request))
         return OpenRequest.from_record(content.config_records[CONFIG])
-
-    def _restored(self) -> MaskingClient:
-        assert self.state.open is not None
-        masking = self._masking(self.opened)
-        masking.restore(self.state.open.secrets)
-        return masking
 
     def _masking(self, request: OpenRequest) -> MaskingClient:
         round = self._accepted(request, read_plan(request.plan))
@@ -331,11 +321,6 @@ def _release(request: MaskedRequest) -> str:
     return HISTOGRAM if request.histogram else ACCURACY
 
 
-@cache
-def _types_of_terms() -> dict[str, Any]:
-    return get_type_hints(Secure)
-
-
 def read_plan(text: str) -> Secure:
     """Return the plan of a masked round that another machine describes: all terms but those that have a default.
 
@@ -344,11 +329,11 @@ def read_plan(text: str) -> Secure:
     """
     try:
         terms = json.loads(text)
-        hints, of_class = _types_of_terms(), {field.name: field for field in fields(Secure)}
+        of_class = {field.name: field for field in fields(Secure)}
         needed = {name for name, field in of_class.items() if field.default is MISSING}
         if terms.pop("mechanism", None) != Secure.mechanism or not needed <= terms.keys() <= of_class.keys():
             raise PrivacyError(f"its terms are not those of mechanism {Secure.mechanism}")
-        plan = Secure(**{name: _term(value, hints[name]) for name, value in terms.items()})
+        plan = Secure(**{name: _term(value, _TYPES_OF_TERMS[name]) for name, value in terms.items()})
         if plan.epsilon not in EPSILON or not plan.clients <= _MOST_CLIENTS:
             raise PrivacyError(f"epsilon must be in {EPSILON}, and clients at most {_MOST_CLIENTS:,}")
         return plan

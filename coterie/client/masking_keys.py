@@ -145,14 +145,20 @@ class MaskingKeys:
             private_folder(folder)
             with open_private(path.with_name(f"{path.name}.lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                secret, boxes = _secret(path), StoredBoxKeys(path.with_name(f"client-{client}.box-keys"))
+                if not path.exists():
+                    write_atomic(path, secrets.token_bytes(KEY_BYTES))
+                secret = read_bytes(path)
+                if len(secret) != KEY_BYTES:
+                    raise DeployError(f"{path} is damaged: remove it, and a new key is made")
+                boxes = StoredBoxKeys(path.with_name(f"client-{client}.box-keys"))
                 keys = cls(client, secret, *_read_signature(path), boxes, nodes)
                 if not nodes.vouches(client, keys.signed):
                     der, signature = _sign(node, keys.signing)
                     keys = replace(keys, node=der, signature=signature)
                     if not nodes.vouches(client, keys.signed):
                         raise DeployError(f"the roster does not say that the key {node.key} is of client {client}")
-                    _write_signature(path, keys)
+                    entry = {"node": der.hex(), "signature": signature.hex()}
+                    write_atomic(path.with_name(f"{path.name}.signed"), json.dumps(entry).encode())
         except (OSError, FileError) as error:
             raise DeployError(f"{path} cannot be used: {error}") from None
         return keys
@@ -188,15 +194,6 @@ def _signing_key(secret: bytes) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(derive(secret, b"signing key"))
 
 
-def _secret(path: Path) -> bytes:
-    if not path.exists():
-        write_atomic(path, secrets.token_bytes(KEY_BYTES))
-    secret = read_bytes(path)
-    if len(secret) != KEY_BYTES:
-        raise DeployError(f"{path} is damaged: remove it, and a new key is made")
-    return secret
-
-
 def _read_signature(path: Path) -> tuple[bytes, bytes]:
     """Return the key of the node and its signature beside a secret; empty without a file that can be read."""
     try:
@@ -204,11 +201,6 @@ def _read_signature(path: Path) -> tuple[bytes, bytes]:
         return bytes.fromhex(entry["node"]), bytes.fromhex(entry["signature"])
     except (FileError, KeyError, TypeError, ValueError):
         return b"", b""
-
-
-def _write_signature(path: Path, keys: MaskingKeys) -> None:
-    entry = {"node": keys.node.hex(), "signature": keys.signature.hex()}
-    write_atomic(path.with_name(f"{path.name}.signed"), json.dumps(entry).encode())
 
 
 def _sign(node: NodeConfig, public: bytes) -> tuple[bytes, bytes]:

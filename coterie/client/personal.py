@@ -29,18 +29,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from coterie.client.backend import train
-from coterie.client.heads import Head, Matrix, Vectors, features_of, fit_head
 from coterie.client.layers import Additive
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
-from coterie.models import check_personal, trainable
-from coterie.models.personalization import SMALL_STEP, small_steps
-from coterie.tasks import Task, is_real
+from coterie.models import ModelError, call, check_personal, trainable
+from coterie.models.personalization import SMALL_STEP, last_layer, small_steps
+from coterie.tasks import AUTO, Task, is_real
 from coterie.wire.messages import Layout
+
+Vectors = npt.NDArray[np.float32]
+Matrix = npt.NDArray[np.float64]
 
 #: c of ``last-layer``: candidates for the weight of the distance to the released layer, against a sum of losses.
 HEAD_PENALTIES = (100.0, 10.0)
@@ -55,6 +58,10 @@ SMOOTHING = 2.0
 
 # Parts of a client's records that judge the candidates in turn.
 _FOLDS = 5
+# Steps of the optimiser of a last layer; it usually stops earlier.
+_STEPS = 200
+# Examples per forward pass; bounds memory.
+_CHUNK = 2048
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,11 @@ def personalised(
     def fit(chosen: Sequence[_Fit]) -> Vectors:
         return fitter(network, layout, chosen, training)
 
-    def loss(models: Vectors, held_out: Sequence[Shard]) -> Matrix:
-        score: Callable[..., Matrix] = _share_of_errors if task.has_classes else losses
-        pairs = zip(models, held_out, strict=True)
-        return np.array(
-            [score(network, layout, one[None], [shard], training.device, task)[0, 0] for one, shard in pairs]
-        )
+    def loss(model: Vectors, shard: Shard) -> float:
+        models, device = model[None], training.device
+        if task.has_classes:
+            return float(1 - accuracies(network, layout, models, shard.x, shard.y, device, task)[0])
+        return float(losses(network, layout, models, [shard], device, task)[0, 0])
 
     best = _cross_validated(fits, candidates, fit, loss)
     moved = [(i, fit) for i, fit in zip(some, best, strict=True) if fit is not None]
@@ -151,17 +157,11 @@ def _checked_head(network: nn.Module, layout: Layout, model: Vectors, shard: Sha
     return head
 
 
-def _share_of_errors(
-    network: nn.Module, layout: Layout, models: Vectors, shards: Sequence[Shard], device: str, task: Task
-) -> Matrix:
-    return np.stack([1 - accuracies(network, layout, models, shard.x, shard.y, device, task) for shard in shards])
-
-
 def _cross_validated(
     fits: Sequence[_Fit],
     candidates: Sequence[float],
     fit: Callable[[Sequence[_Fit]], Vectors],
-    loss: Callable[[Vectors, Sequence[Shard]], Matrix],
+    loss: Callable[[Vectors, Shard], float],
 ) -> list[_Fit | None]:
     """Return each client's fit with the candidate of least loss on records that it was not fitted to.
 
@@ -170,7 +170,8 @@ def _cross_validated(
     folds = _Folds.of(fits)
 
     def total(models: Vectors) -> Matrix:
-        return folds.totals(loss(models, folds.held_out))
+        pairs = zip(models, folds.held_out, strict=True)
+        return folds.totals(np.array([loss(model, shard) for model, shard in pairs]))
 
     least = total(np.stack([part.released for part in folds.parts]))
     best: list[_Fit | None] = [None] * len(fits)
@@ -193,25 +194,21 @@ class _Folds:
     @classmethod
     def of(cls, fits: Sequence[_Fit]) -> _Folds:
         """The parts of all clients, each record being held out once."""
-        parts = [(i, rest, apart) for i, fit in enumerate(fits) for rest, apart in _folds(fit)]
-        owner = np.array([i for i, _, _ in parts])
-        return cls(owner, [replace(fits[i], shard=rest) for i, rest, _ in parts], [apart for _, _, apart in parts])
+        owner, parts, held_out = [], [], []
+        for i, fit in enumerate(fits):
+            x, y = fit.shard.x, fit.shard.y
+            fold = fit.rng.permutation(len(y)) % min(_FOLDS, len(y))
+            for number in range(fold.max() + 1):
+                apart = fold == number
+                owner.append(i)
+                parts.append(replace(fit, shard=replace(fit.shard, x=x[~apart], y=y[~apart])))
+                held_out.append(replace(fit.shard, x=x[apart], y=y[apart]))
+        return cls(np.array(owner), parts, held_out)
 
     def totals(self, losses: Matrix) -> Matrix:
         """Return each client's sum of the mean losses of its parts, times their records."""
         sizes = np.array([len(shard.y) for shard in self.held_out])
         return np.asarray(np.round(np.bincount(self.owner, weights=losses * sizes), 6))  # equal numbers are equal
-
-
-def _folds(fit: _Fit) -> list[tuple[Shard, Shard]]:
-    """Return pairs of other records and records held out, each record being held out once."""
-    shard = fit.shard
-    fold = fit.rng.permutation(len(shard.y)) % min(_FOLDS, len(shard.y))
-
-    def part(rows: npt.NDArray[np.bool_]) -> Shard:
-        return replace(shard, x=shard.x[rows], y=shard.y[rows])
-
-    return [(part(fold != number), part(fold == number)) for number in range(fold.max() + 1)]
 
 
 def _trained(network: nn.Module, layout: Layout, fits: Sequence[_Fit], training: LocalTrainingConfig) -> Vectors:
@@ -300,11 +297,16 @@ def _best_mixtures(
             shared = _fitted_heads(network, layout, [replace(fit, candidate=penalty) for fit in everything], training)
         outputs_shared = held_out(shared)
         for weight in WEIGHTS:
-            pairs = zip(outputs_shared, outputs_alone, folds.held_out, strict=True)
-            found = folds.totals(np.array([_error(task, _weighted(a, b, weight), s.y) for a, b, s in pairs]))
-            for i in np.flatnonzero(found < least).tolist():
+            errors = []
+            for first, second, shard in zip(outputs_shared, outputs_alone, folds.held_out, strict=True):
+                # A term of weight 0 need not be finite.
+                terms = [share * values for share, values in ((weight, first), (1 - weight, second)) if share]
+                out = np.sum(terms, axis=0)
+                errors.append(task.squared_error(out, shard.y) if np.isfinite(out).all() else np.inf)
+            totals = folds.totals(np.array(errors))
+            for i in np.flatnonzero(totals < least).tolist():
                 best[i] = _mixed(network, layout, shared[i - clients], alone[i - clients], weight)
-            least = np.minimum(least, found)
+            least = np.minimum(least, totals)
     return best
 
 
@@ -332,18 +334,6 @@ def trained_alone(
         config = replace(training, local_epochs=epochs, lr=share * training.lr)
         models += train(network, layout, models, shards, rngs, config)
     return models
-
-
-def _weighted(first: Matrix, second: Matrix, weight: float) -> Matrix:
-    """Return a weighted mean; a term of weight 0 need not be finite."""
-    if weight in (0, 1):
-        return first if weight else second
-    return weight * first + (1 - weight) * second
-
-
-def _error(task: Task, out: Matrix, y: npt.NDArray[Any]) -> float:
-    """Return the squared error of a task; inf for outputs that are not finite."""
-    return task.squared_error(out, y) if np.isfinite(out).all() else np.inf
 
 
 def _mixed(network: nn.Module, layout: Layout, released: Vectors, alone: Vectors, weight: float) -> Vectors:
@@ -374,3 +364,96 @@ def prior_shift(y: npt.NDArray[Any], num_classes: int, smoothing: float = SMOOTH
     """
     counts = np.bincount(y, minlength=num_classes) + smoothing
     return np.asarray(np.log(counts / counts.sum()) + np.log(num_classes))
+
+
+# ---- the last linear layer of a network as a model of its own ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer of one model: its name, and views of its (K, F) weight and (K,) bias."""
+
+    name: str
+    weight: Vectors
+    bias: Vectors
+
+    @classmethod
+    def of(cls, network: nn.Module, parameters: dict[str, Any]) -> Head:
+        """The layer among these parameters; a layer without bias has an empty one."""
+        name = last_layer(network)
+        bias = parameters.get(f"{name}.bias".lstrip("."), np.zeros(0, np.float32))
+        return cls(name, parameters[f"{name}.weight".lstrip(".")], bias)
+
+
+@torch.no_grad()
+def features_of(
+    network: nn.Module, parameters: dict[str, Any], x: npt.NDArray[Any], head: str
+) -> tuple[Matrix, Matrix | float]:
+    """Return the (n, F) inputs of the last layer, and (n, K) outputs that do not depend on it, or 0.
+
+    Args:
+        network: the network; its own parameters are not used.
+        parameters: of the network, by name.
+        x: (n, ...) examples.
+        head: name of the last layer.
+
+    Raises:
+        ModelError: the outputs of the network are not those of its last layer.
+    """
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    totals: list[Tensor] = []
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs.append(given[0])
+        outputs.append(output)
+
+    values = {name: torch.as_tensor(value) for name, value in parameters.items()}
+    with_hook = network.get_submodule(head).register_forward_hook(keep)
+    try:
+        for begin in range(0, len(x), _CHUNK):
+            totals.append(call(network, values, torch.as_tensor(x[begin : begin + _CHUNK])))
+    finally:
+        with_hook.remove()
+    features, logits, total = (torch.cat(parts).double() for parts in (inputs, outputs, totals))
+    offset = total.reshape(len(x), -1) - logits if logits.shape[0] == len(x) and logits.dim() == 2 else None
+    if offset is None or (not isinstance(network, Additive) and offset.abs().max() > 1e-4 * (1 + logits.abs().max())):
+        raise ModelError(
+            f"this personalize requires a network that outputs what its last layer computes, but "
+            f"{type(network).__name__} processes it further; set personalize to all or none"
+        )
+    return features.numpy(), offset.numpy() if isinstance(network, Additive) else 0.0
+
+
+def fit_head(  # what is minimised, and where
+    head: Head, features: Matrix, offset: Matrix | float, y: npt.NDArray[Any], penalty: float, task: Task = AUTO
+) -> None:
+    """Fit a last layer to a client's records, in place.
+
+    Args:
+        head: the released layer.
+        features: (n, F) inputs of the layer.
+        offset: (n, K) numbers that are added to its outputs, or 0.
+        y: (n,) targets.
+        penalty: c, the weight of the squared distance to the released layer.
+        task: whose losses are minimised.
+    """
+    from scipy.optimize import minimize
+
+    shape, biased = head.weight.shape, len(head.bias) > 0
+    start = np.concatenate([head.weight.ravel(), head.bias]).astype(np.float64)
+    targets = torch.as_tensor(y)
+    targets = targets.double() if targets.is_floating_point() else targets
+
+    def objective(vector: Matrix) -> tuple[float, Matrix]:
+        weight, bias = vector[: head.weight.size].reshape(shape), vector[head.weight.size :]
+        outputs = torch.as_tensor(features @ weight.T + (bias if biased else 0) + offset).requires_grad_()
+        total = task(outputs[:, 0] if targets.is_floating_point() else outputs, targets).sum()
+        loss, slope = float(total.detach()), torch.autograd.grad(total, outputs)[0].numpy()
+        moved = vector - start
+        gradient = np.concatenate([(slope.T @ features).ravel(), slope.sum(axis=0) if biased else np.zeros(0)])
+        return loss + penalty / 2 * float(moved @ moved), gradient + penalty * moved
+
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    head.weight[...] = found[: head.weight.size].reshape(shape)
+    head.bias[...] = found[head.weight.size :]

@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from coterie import models as networks
-from coterie.client.cohort import LABELS, Cohort, Labels
+from coterie.client.cohort import LABELS, Cohort
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
@@ -28,6 +28,9 @@ from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestErro
 from coterie.wire.messages import DIAGNOSTICS, REPLY, UPDATE, pack_points
 
 ReplyOrError = RecordDict | ClientError
+
+_gan = lru_cache(maxsize=2)(networks.build_gan)
+_labeller = lru_cache(maxsize=2)(Labeller)
 
 
 def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
@@ -108,12 +111,13 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
     """Label every record by the nearest centroid, store the labels, and return counts if diagnostics allow it."""
     request = cohort.request
     assert isinstance(request, LabelRequest)
-    labeller = _labeller(request.encoder, cohort.federation.input_shape, request.labels)
+    labeller = _labeller(cohort.federation.input_shape, request.labels, request.encoder)
     labeller = labeller.to(cohort.local_training.device)
     with torch.no_grad():
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
     replies: list[ReplyOrError] = []
+    classes = cohort.federation.num_classes
     for client, shard, kept in zip(cohort.clients, cohort.shards, cohort.kept, strict=True):
         labels = labeller.label(shard.x)
         try:
@@ -123,7 +127,11 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
             continue
         reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": request.round})})
         if request.release_counts and client.exact:
-            reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, cohort.federation.num_classes)
+            table = np.zeros((request.labels, classes), np.int64)
+            np.add.at(table, (labels, shard.y), 1)
+            reply[DIAGNOSTICS] = MetricRecord(
+                {"client-id": client.client_id, "classes": classes, "confusion": table.ravel().tolist()}
+            )
         replies.append(reply)
     return replies
 
@@ -142,25 +150,8 @@ def _clamped(cohort: Cohort, client: Client, feature_range: float) -> Samples:
     return np.clip(x, -feature_range, feature_range)
 
 
-def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes: int) -> MetricRecord:
-    """Count records by label and class."""
-    table = np.zeros((k, num_classes), np.int64)
-    np.add.at(table, (labels, classes), 1)
-    return MetricRecord({"client-id": client.client_id, "classes": num_classes, "confusion": table.ravel().tolist()})
-
-
 def _reply(cohort: Cohort, i: int, points: npt.NDArray[np.floating[Any]] | ClientError) -> ReplyOrError:
     if isinstance(points, ClientError):
         return points
     fields = ConfigRecord({"client-id": cohort.clients[i].client_id, "round": cohort.request.round})
     return RecordDict({UPDATE: pack_points(np.asarray(points, np.float32)), REPLY: fields})
-
-
-@lru_cache(maxsize=2)
-def _gan(name: str, shape: tuple[int, ...], categories: int) -> nn.ModuleDict:
-    return networks.build_gan(name, shape, categories)
-
-
-@lru_cache(maxsize=2)
-def _labeller(encoder: str, shape: tuple[int, ...], k: int) -> Labeller:
-    return Labeller(shape, k, encoder)

@@ -98,19 +98,15 @@ def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[f
         below=shares,
     )
     if cohort.config.training.optimizer != "sgd":
-        _shorten(cohort, updates)
+        # Scale updates that are longer than the server accepts, which is as good as impossible by SGD.
+        training, first = cohort.config.training, cohort.train_request.first_batch
+        for client, update in zip(cohort.clients, updates, strict=True):
+            plan, norm = cohort.plan(client.client_id), float(np.linalg.norm(update.astype(np.float64)))
+            limit = plan.max_update_norm(update.size, training.lr, first=first, optimizer=training.optimizer)
+            if norm > limit:
+                update *= np.float32(0.9999 * limit / norm)
     released = [dpsgd.noise_of_norms is not None for dpsgd in settings]
     return chosen, updates, [share if known else None for share, known in zip(shares.tolist(), released, strict=True)]
-
-
-def _shorten(cohort: Cohort, updates: Vectors) -> None:
-    """Scale updates that are longer than the server accepts, which is as good as impossible by SGD."""
-    training, first = cohort.config.training, cohort.train_request.first_batch
-    for client, update in zip(cohort.clients, updates, strict=True):
-        plan, norm = cohort.plan(client.client_id), float(np.linalg.norm(update.astype(np.float64)))
-        limit = plan.max_update_norm(update.size, training.lr, first=first, optimizer=training.optimizer)
-        if norm > limit:
-            update *= np.float32(0.9999 * limit / norm)
 
 
 def noisy_model_losses(cohort: Cohort, keys: Keys) -> Vectors:

@@ -120,25 +120,23 @@ class RoundState:
         private_folder(self._folder)
         with open_private(self._public.with_name(f"{self._public.name}.lock"), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self._load()
+            self.open = self.finished = None
+            try:
+                if self._public.exists():
+                    content = read_bytes(self._public)
+                    over = json.loads(content.partition(b"\n")[0])["over"]
+                    self._over = {str(run): (int(number), int(attempt)) for run, (number, attempt) in over.items()}
+                    self.finished = OpenRound.from_bytes(content)
+                if self._secret.exists():
+                    self.open = OpenRound.from_bytes(read_bytes(self._secret))
+            except (ValueError, KeyError, TypeError, AttributeError, FileError):
+                raise ClientError(
+                    f"the client's state of masked rounds is damaged: move {self._secret.name} and "
+                    f"{self._public.name} away"
+                ) from None
+            if self.open is not None and self.is_over(self.open.id):  # a crash came before it was removed
+                self._remove()
             yield
-
-    def _load(self) -> None:
-        self.open = self.finished = None
-        try:
-            if self._public.exists():
-                content = read_bytes(self._public)
-                over = json.loads(content.partition(b"\n")[0])["over"]
-                self._over = {str(run): (int(number), int(attempt)) for run, (number, attempt) in over.items()}
-                self.finished = OpenRound.from_bytes(content)
-            if self._secret.exists():
-                self.open = OpenRound.from_bytes(read_bytes(self._secret))
-        except (ValueError, KeyError, TypeError, AttributeError, FileError):
-            raise ClientError(
-                f"the client's state of masked rounds is damaged: move {self._secret.name} and {self._public.name} away"
-            ) from None
-        if self.open is not None and self.is_over(self.open.id):  # a crash came before it was removed
-            self._remove()
 
     def is_over(self, id: RoundId) -> bool:
         """Whether a round, or a later one of its run, is over."""

@@ -28,9 +28,8 @@ from flwr.common.logger import log
 from coterie.client.cohort import torch_device
 from coterie.client.handlers import ReplyOrError, handle, train_and_sum
 from coterie.client.identity import Client
-from coterie.client.kept_states import KeptStates, write_states
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
-from coterie.client.state import ClientError
+from coterie.client.state import ClientError, KeptStates, write_states
 from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Pool, Workers
 from coterie.logs import ProgressCallback, ignore_progress, printable, set_progress_sink

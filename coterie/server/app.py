@@ -18,7 +18,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie import logs
-from coterie.client.kept_states import KeptStates
+from coterie.client.state import KeptStates
 from coterie.fields import finite
 from coterie.fields.settings import AUTO, ConfigError
 from coterie.flower import run_log

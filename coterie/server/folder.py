@@ -44,7 +44,7 @@ import numpy as np
 import tomli_w
 
 from coterie import __version__
-from coterie.client.kept_states import forget_states_after
+from coterie.client.state import forget_states_after
 from coterie.datasets import DataError
 from coterie.fields.plugins import source_hash
 from coterie.fields.settings import nested

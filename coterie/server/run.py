@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 
 from coterie import __version__
 from coterie import models as networks
-from coterie.client.kept_states import KeptStates
+from coterie.client.state import KeptStates
 from coterie.fields.plugins import sources
 from coterie.fields.settings import ConfigError
 from coterie.files import read_bytes

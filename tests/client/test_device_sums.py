@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie import models as networks
 from coterie.client import backend, device_sums, dpsgd, ghost, handlers, scores
 from coterie.client import device as devices
-from coterie.client.backend import Examples, train, train_resident
+from coterie.client.backend import Examples, train
 from coterie.client.cohort import _first
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import losses
@@ -90,7 +90,7 @@ def test_training_stays_where_it_starts(name):
     layout, models = models_of(name, 4)
     model, config, shards = networks.build(name, SHAPES[name], 3), LocalTrainingConfig(2, 4, 0.1), shards_of(name, 4)
     wanted = train(model, layout, models, shards, rngs(4), config)
-    found = train_resident(model, layout, torch.tensor(models), shards, rngs(4), config)
+    found = train(model, layout, torch.tensor(models), shards, rngs(4), config)
     assert isinstance(found, torch.Tensor)
     np.testing.assert_array_equal(found.numpy(), wanted)
 
@@ -185,7 +185,7 @@ def test_copies_do_not_grow_with_the_clients(name, fake_gpu):
         def one_round():
             losses(model, layout, models, shards, "cuda")
             start = torch.tensor(models, device="cuda")[torch.as_tensor(used, device="cuda")]
-            updates = train_resident(model, layout, start, shards, rngs(clients), config)
+            updates = train(model, layout, start, shards, rngs(clients), config)
             device_sums.clipped_total(updates, used, 3, 1.0, [math.inf] * clients)
 
         with Copies() as first:

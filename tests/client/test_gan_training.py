@@ -10,12 +10,11 @@ from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import softplus
 
-from coterie.client import dpsgd
 from coterie.client import gan_training as gans
-from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.client.dpsgd import DPSGD
 from coterie.client.gan_training import GANTraining, train_gan_privately, train_gans
 from coterie.logs import set_progress_sink
-from coterie.models import GANS, ModelError, build_gan
+from coterie.models import GANS, build_gan
 from coterie.wire.messages import Layout
 
 K = 3
@@ -284,80 +283,11 @@ def private(x, settings=FREE, seed=0, name="gan-pendigits-gn", **changes):
     return train_gan_privately(network, layout, start, x, *draws, own, settings)
 
 
-def real_loss(logits, targets):
-    return softplus(-logits.squeeze(1))
-
-
 def each_gradient(discriminator, x):
     """(n, d) by plain autograd, a record at a time."""
     parameters = list(discriminator.parameters())
     rows = [torch.autograd.grad(softplus(-discriminator(one[None])).sum(), parameters) for one in x]
     return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).double()
-
-
-def discriminator(name="gan-pendigits-gn", shape=(4,)):
-    return setting(name, shape)[0]["discriminator"]
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("gan-pendigits-gn", (4,)), ("gan-pendigits-gn", (1, 2, 3)), ("gan-cifar-gn", (3, 32, 32))]
-)
-def test_gradients_without_clipping_are_autograd_s_sum(name, shape):
-    network, (x,) = discriminator(name, shape), map(torch.as_tensor, records(3, shape=shape))
-    before = [value.clone() for value in network.parameters()]
-    found = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, each_gradient(network, x).sum(dim=0), atol=1e-5, rtol=1e-4)
-    for value, old in zip(network.parameters(), before, strict=True):
-        assert torch.equal(value, old)
-        assert value.grad is None
-    assert not network._forward_hooks
-
-
-def test_gradients_are_those_at_the_parameters_of_now():
-    network, (x,) = discriminator(), map(torch.as_tensor, records(3))
-    first = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
-    with torch.no_grad():
-        for value in network.parameters():
-            value.mul_(1.5)
-    second = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
-    torch.testing.assert_close(second, each_gradient(network, x).sum(dim=0), atol=1e-5, rtol=1e-4)
-    assert (second - first).norm() > 0.1
-
-
-def test_each_record_is_clipped_by_itself_in_chunks_of_any_size(monkeypatch):
-    network, (x,) = discriminator(), map(torch.as_tensor, records(7))
-    rows = each_gradient(network, x)
-    clip = float(rows.norm(dim=1).median())
-    expected = (rows * (clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)).sum(dim=0)
-    settings = DPSGD(10, 5, 1, 0.0, clip, 0.0)
-    whole = clipped_gradients(network, x, real_loss, settings)
-    torch.testing.assert_close(clip * whole, expected, atol=1e-5, rtol=1e-4)
-    monkeypatch.setattr(dpsgd, "_MAX_RECORDS", 2)
-    torch.testing.assert_close(clipped_gradients(network, x, real_loss, settings), whole, atol=1e-6, rtol=1e-6)
-    more = clipped_gradients(network, x[:6], real_loss, settings)
-    assert (whole - more).norm() <= 1 + 1e-6
-    assert (whole - more).norm() > 0.5
-
-
-def test_records_that_are_not_numbers_add_nothing():
-    network, (x,) = discriminator(), map(torch.as_tensor, records(3))
-    spoiled = torch.cat([x, torch.full((1, 4), torch.nan), torch.full((1, 4), torch.inf)])
-    clean = clipped_gradients(network, x, real_loss, FREE)
-    torch.testing.assert_close(clipped_gradients(network, spoiled, real_loss, FREE), clean, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "shape"), [("gan-pendigits-gn", (4,)), ("gan-cifar-gn", (3, 32, 32))])
-def test_an_empty_batch_adds_nothing(name, shape):
-    network = discriminator(name, shape)
-    found = clipped_gradients(network, torch.zeros(0, *shape), real_loss, FREE)
-    assert found.shape == (sum(value.numel() for value in network.parameters()),)
-    assert not found.any()
-
-
-def test_batch_normalisation_is_refused():
-    with pytest.raises(ModelError, match="replace batch normalisation by GroupNorm"):
-        clipped_gradients(discriminator("gan-pendigits"), torch.zeros(2, 4), real_loss, FREE)
 
 
 class Draws(DPSGD):
@@ -391,7 +321,9 @@ def test_steps_rates_and_noise_are_the_plan_s(drawn):
     assert abs(sum(map(len, drawn["batches"])) - 900) < 6 * math.sqrt(3600 * 3 / 16)
     noise = np.concatenate(drawn["noise"])
     assert abs(noise.std() / 2.0 - 1) < 6 / math.sqrt(2 * len(noise))
-    assert len(drawn["noise"][0]) == sum(value.numel() for value in discriminator().parameters())
+    assert len(drawn["noise"][0]) == sum(
+        value.numel() for value in setting("gan-pendigits-gn")[0]["discriminator"].parameters()
+    )
 
 
 def test_a_private_step_is_equation_3_with_clipped_and_noisy_gradients(monkeypatch, drawn):

@@ -16,7 +16,7 @@ from torch import nn
 from coterie import models as networks
 from coterie.client import backend, dpsgd
 from coterie.client import device as devices
-from coterie.client.backend import train, train_resident
+from coterie.client.backend import train
 from coterie.client.device_sums import clipped_total
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import accuracies, losses
@@ -84,7 +84,7 @@ def test_sums_of_updates_that_stay_on_the_device(name, device):
     updates = train(model, layout, start, shards, rngs(), config)
     wanted = np.stack([clip_to_unit(updates[rows], 0.1).sum(axis=0) for rows in ([0, 2], [1])])
     there, on_it = torch.tensor(start, device=device), dataclasses.replace(config, device=device)
-    moved = train_resident(model, layout, there, shards, rngs(), on_it)
+    moved = train(model, layout, there, shards, rngs(), on_it)
     assert moved.device.type == device
     total, norms, kept = clipped_total(moved, np.array([0, 1, 0]), 2, 0.1, [np.inf] * 3)
     close(total, wanted, 1e-4)

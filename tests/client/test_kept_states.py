@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.client.kept_states import KeptStates, forget_states_after, write_states
-from coterie.client.state import StateFile
+from coterie.client.state import KeptStates, StateFile, forget_states_after, write_states
 from coterie.files import FileError
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import RecordDict
 from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidden, Server, Sites, plan_of
+from kit.tables import for_rows
 
 from coterie.client import masked_rounds
 from coterie.client.handlers import handle
@@ -43,11 +45,11 @@ def hidden(monkeypatch):
 DROPPED = [
     # clients; those that drop out before steps 1, 2, 3 and 4
     (10, (), (), (), ()),
-    (10, (3,), (), (), ()),
-    (10, (), (0,), (), ()),
-    (10, (), (9, 2), (), ()),
-    (10, (), (), (5,), ()),
-    (10, (), (), (), (1, 7)),
+    (7, (3,), (), (), ()),
+    (7, (), (0,), (), ()),
+    (8, (), (7, 2), (), ()),
+    (7, (), (), (5,), ()),
+    (8, (), (), (), (1, 7)),
     (10, (0,), (4,), (8,), ()),
     (10, (0,), (), (8,), (9,)),
     (10, (0,), (4, 5), (), ()),
@@ -452,77 +454,103 @@ def as_sent(reply):
     return {name: record.object_id for name, record in reply.items()}
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize(("step", "point"), POINTS)
-def test_a_client_that_is_killed_never_gives_two_answers(pki, tmp_path, monkeypatch, hidden, step, point, before):
+class Crashes:
+    """A round before a step of client 0, whose files are the same again before each crash.
+
+    Args:
+        path: an empty folder.
+        pki: certificates, keys and roster.
+        step: the type of its message.
+        node: further keys of every node configuration.
+    """
+
+    def __init__(self, path, pki, step, **node):
+        self.sites, self.step = Sites(path / "sites", pki, 6, **node), step
+        self.server = Server(self.sites, plan_of(6))
+        if step == "train.open":
+            self.server.open(self.server.cohort[1:])
+        for run in (self.server.open, self.server.train, self.server.sign)[: STEPS.index(step)]:
+            run()
+        self.site, self.copy = path / "sites" / "site-0", path / "copy"
+        shutil.copytree(self.site, self.copy)
+
+    def message(self):
+        return contents_of(self.server, 0)[self.step]()
+
+    def at(self, monkeypatch, point, before):
+        """Kill client 0 at an operation on files, and return the message that it answered."""
+        shutil.rmtree(self.site)
+        shutil.copytree(self.copy, self.site)
+        message = self.message()
+        with monkeypatch.context() as patched:
+            Machine(patched, point, before)
+            assert outcome(self.sites, self.step, message) is None
+        return message
+
+
+killed = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@killed
+@pytest.mark.parametrize("step", STEPS)
+def test_a_client_that_is_killed_never_gives_two_answers(pki, tmp_path, monkeypatch, step):
     """Killed at every operation on files of every step; then the same message, another one, and the same again."""
-    sites = Sites(tmp_path, pki, 6)
-    server, client = Server(sites, plan_of(6)), 0
-    done = {"train.open": server.open, "train.masked": server.train, "train.survivors": server.sign}
-    for earlier in STEPS[: STEPS.index(step)]:
-        done[earlier]()
-    if step != "train.open":
-        earlier_charges = len(sites.charges(client))
-    others = [other for other in server.cohort if other != client]
-    if step == "train.open":
-        server.open(others)
-    message = contents_of(server, client)[step]()
-    with monkeypatch.context() as patched:
-        Machine(patched, point, before)
-        first = outcome(sites, step, message)
-    assert first is None
-    other = contents_of(server, client)[step]()
-    other.config_records[CONFIG]["lr"] = 0.5  # another message for the same step
-    if step == "train.survivors":
-        other = server.survivors_content(sorted(server.vectors)[:-1])
-    later = [outcome(sites, step, content) for content in (other, message, message)]
-    left = [reply for reply in (first, *later) if isinstance(reply, dict)]
-    assert all("another message" in reply for reply in later if not isinstance(reply, dict))
-    assert left  # one of both is answered
-    assert all(one == left[0] for one in left)
-    if step == "train.masked":
-        assert len(sites.charges(client)) == 1
-    elif step != "train.open":
-        assert len(sites.charges(client)) == earlier_charges
+    crashes = Crashes(tmp_path, pki, step)
+    charged = len(crashes.sites.charges(0)) + (step == "train.masked")
+
+    @for_rows("before", [True, False])
+    @for_rows("point", [point for name, point in POINTS if name == step])
+    def crash(point, before):
+        message = crashes.at(monkeypatch, point, before)
+        other = crashes.message()
+        other.config_records[CONFIG]["lr"] = 0.5  # another message for the same step
+        if step == "train.survivors":
+            other = crashes.server.survivors_content(sorted(crashes.server.vectors)[:-1])
+        later = [outcome(crashes.sites, step, content) for content in (other, message, message)]
+        left = [reply for reply in later if isinstance(reply, dict)]
+        assert all("another message" in reply for reply in later if not isinstance(reply, dict))
+        assert left  # one of both is answered
+        assert all(one == left[0] for one in left)
+        assert len(crashes.sites.charges(0)) == charged
+
+    crash()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("step", "point"), POINTS)
-def test_a_round_goes_on_after_a_crash(pki, tmp_path, monkeypatch, hidden, step, point):
+@killed
+@pytest.mark.parametrize("point", sorted({point for _, point in POINTS}))
+def test_a_round_goes_on_after_crashes(pki, tmp_path, monkeypatch, hidden, point):
+    """Client 0 is killed at this operation on files of every step that has so many."""
     sites = Sites(tmp_path, pki, 6)
-    server, killed = Server(sites, plan_of(6)), 0
+    server = Server(sites, plan_of(6))
     for name, run in zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True):
-        if name == step:
+        if (name, point) in POINTS:
             with monkeypatch.context() as patched:
                 Machine(patched, point, before=point % 2 == 0)
-                killed += outcome(sites, step, contents_of(server, 0)[step]()) is None
-            assert killed == 1
+                assert outcome(sites, name, contents_of(server, 0)[name]()) is None
         run()
     np.testing.assert_array_equal(server.total(), hidden.total())
     assert len(sites.charges(0)) == 1
     assert not sites.state(0, "open-round").exists()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("point", range(1, 14))
-def test_a_crash_costs_nothing_of_a_client_s_own_budget(pki, tmp_path, monkeypatch, point, before):
+@killed
+def test_a_crash_costs_nothing_of_a_client_s_own_budget(pki, tmp_path, monkeypatch):
     """One charge for one vector, and an anchor of it, wherever the crash comes."""
-    sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
-    server = Server(sites, plan_of(6))
-    server.open()
-    message = server.train_content(0)
-    with monkeypatch.context() as patched:
-        Machine(patched, point, before)
-        assert outcome(sites, "train.masked", message) is None
-    assert isinstance(outcome(sites, "train.masked", message), dict)
-    assert [charge["round"] for charge in sites.charges(0)] == [1]
-    last = Anchors(sites.state(0, "anchors.jsonl")).last()
-    assert (last.charges, last.end) == (1, (tmp_path / "site-0" / "data" / ".coterie-budget.jsonl").stat().st_size)
+    crashes = Crashes(tmp_path, pki, "train.masked", epsilon=20.0, delta=1e-4)
+
+    @for_rows("before", [True, False])
+    @for_rows("point", range(1, 14))
+    def crash(point, before):
+        message = crashes.at(monkeypatch, point, before)
+        assert isinstance(outcome(crashes.sites, "train.masked", message), dict)
+        assert [charge["round"] for charge in crashes.sites.charges(0)] == [1]
+        last = Anchors(crashes.sites.state(0, "anchors.jsonl")).last()
+        assert (last.charges, last.end) == (1, (crashes.site / "data" / ".coterie-budget.jsonl").stat().st_size)
+
+    crash()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@killed
 def test_secrets_that_a_crash_has_left_are_removed_with_the_next_message(pki, tmp_path, monkeypatch):
     sites = Sites(tmp_path, pki, 6)
     server = Server(sites, plan_of(6))

@@ -89,7 +89,7 @@ def ask(folder, request, data=None, **node):
 def test_messages_are_equal_with_and_without_an_own_model(tmp_path, request_name):
     without = ask(tmp_path / "off", request_name)
     assert isinstance(without, bytes) or request_name == "identity"
-    for method in PERSONAL_METHODS:
+    for method in PERSONAL_METHODS if request_name == "evaluate" else ["last-layer"]:
         assert ask(tmp_path / method, request_name, personalize=method) == without
         kept = own_model.own_model_folder(tmp_path / method, 2) / "cluster-0.safetensors"
         assert kept.exists() == request_name.startswith(("train", "evaluate"))

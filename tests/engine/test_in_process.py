@@ -17,7 +17,7 @@ from kit.tables import for_rows
 
 from coterie.client.app import app
 from coterie.client.handlers import HANDLERS
-from coterie.client.kept_states import KeptStates, write_states
+from coterie.client.state import KeptStates, write_states
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import Workers, workers_for
 from coterie.logs import ignore_progress, report_progress

@@ -24,8 +24,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from coterie.client.kept_states import KeptStates, write_states
-from coterie.client.state import StateFile
+from coterie.client.state import KeptStates, StateFile, write_states
 from coterie.flower.grid import with_retries
 from coterie.server import app as server_app
 

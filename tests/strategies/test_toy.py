@@ -10,8 +10,7 @@ from kit.toys import UP, strategy_of
 
 import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.client.handlers import _assign
-from coterie.client.kept_states import KeptStates
-from coterie.client.state import StateFile
+from coterie.client.state import KeptStates, StateFile
 from coterie.datasets import assign_groups
 from coterie.datasets.settings import DataSettings
 from coterie.engine.in_process import LocalGrid
