@@ -12,23 +12,22 @@ The round is charged before step 1. If fewer than the threshold answer a step, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp import Grid
 
 from coterie.logs import printable
-from coterie.privacy import NothingReleasedError, Permit, ReleasedSums, Secure
-from coterie.privacy.integer_sums import IntegerSums
+from coterie.privacy import Secure
 from coterie.privacy.mechanisms.score_sums import TRAINING
 from coterie.privacy.secure_aggregation import Opening, SecureError, unmasked_sum
 from coterie.privacy.secure_aggregation.integers import Integers
-from coterie.rounds.exchange import Exchange, MessageBatch
-from coterie.rounds.phases import Phase, SumsPhase
-from coterie.rounds.run_state import Run, StrategyError
+from coterie.rounds.batches import MessageBatch, send
+from coterie.rounds.run_state import Run
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.masked import (
     OpenRequest,
@@ -42,23 +41,10 @@ from coterie.wire.masked import (
     read_signature,
     task_digest,
 )
-from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models, parse
+from coterie.wire.messages import CONFIG, MODELS, ReplyError, parse
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
 T = TypeVar("T")
-#: Yields the messages of a step, receives the replies to them.
-MaskedSteps: TypeAlias = Generator[list[Message], Iterable[Message], None]
-
-
-class _StepBatch(MessageBatch):
-    """The messages of one step."""
-
-    def __init__(self, run: Run, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict]):
-        self._run, self.request = run, request
-        self._clients = {}
-        self.messages = {client: self._message(client, content) for client, content in contents.items()}
-        for content in contents.values():
-            run.statistics.sent(content)
 
 
 @dataclass
@@ -108,17 +94,16 @@ class MaskedSum:
             return self.plan.threshold(self.request.round)
         return self.plan.scores(self.release).threshold
 
-    def steps(self) -> MaskedSteps:
-        """Yield the messages of each step, and receive the replies to them, in any order."""
+    def collect(self, grid: Grid, timeout: float) -> None:
+        """Send the messages of each step, and read the replies to them, in any order."""
         request = self._open_request()
         if not self._enough(request.cohort, "have registered with their keys"):
             return
-        round = request.masked_round(self.plan)
-        asked = dict.fromkeys(request.cohort, self._content(request))
-        keys = request.keys_of_clients
-        opened = yield from self._step(
+        round, keys = request.masked_round(self.plan), request.keys_of_clients
+        ask = partial(self._step, grid, timeout)
+        opened = ask(
             request,
-            asked,
+            dict.fromkeys(request.cohort, self._content(request)),
             lambda content, client_id: read_opening(content, client_id=client_id, round=round, key=keys[client_id]),
         )
         openings = {client: opening for client, (opening, _) in opened.items()}
@@ -127,7 +112,7 @@ class MaskedSum:
             return
         contents = {client: self._content_of_vector(client, openings) for client in openings}
         view = round.view(openings, task_digest(next(iter(contents.values()))))
-        masked = yield from self._step(
+        masked = ask(
             self._request_of_vector({}, -1),
             contents,
             lambda content, client_id: read_masked(
@@ -141,16 +126,12 @@ class MaskedSum:
         survivors = tuple(sorted(vectors))
         views = tuple(masked[client][1] for client in survivors)
         listed = SurvivorsRequest(**self._id, survivors=survivors, view_signatures=views)
-        signed = yield from self._step(
-            listed, dict.fromkeys(survivors, self._content(listed)), partial(read_signature, round=round)
-        )
+        signed = ask(listed, dict.fromkeys(survivors, self._content(listed)), partial(read_signature, round=round))
         if not self._enough(signed, "signed the survivors"):
             return
         signers = tuple(sorted(signed))
         last = UnmaskRequest(**self._id, signers=signers, signatures=tuple(signed[client] for client in signers))
-        shares = yield from self._step(
-            last, dict.fromkeys(signers, self._content(last)), partial(read_shares, round=round)
-        )
+        shares = ask(last, dict.fromkeys(signers, self._content(last)), partial(read_shares, round=round))
         if not self._enough(shares, "sent shares"):
             return
         try:
@@ -195,59 +176,27 @@ class MaskedSum:
         return RecordDict({MODELS: self.models, CONFIG: ConfigRecord({**self.run.state.config, **record})})
 
     def _step(
-        self, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict], read: Callable[..., T]
-    ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
+        self,
+        grid: Grid,
+        timeout: float,
+        request: RoundRequest | MaskedRequest,
+        contents: Mapping[int, RecordDict],
+        read: Callable[..., T],
+    ) -> dict[int, T]:
         """Send the messages of one step; return the valid replies, by client.
 
         Args:
+            grid: to the clients.
+            timeout: seconds until messages expire.
             request: Request of the step.
             contents: Messages, by client.
             read: Reads a reply, given its content and ``client_id``.
         """
-        batch, valid = _StepBatch(self.run, request, contents), {}
-        replies = yield list(batch.messages.values())
-        for client, content in batch.replies(replies):
+        batch = MessageBatch(self.run, request, [(content, [client]) for client, content in contents.items()])
+        valid = {}
+        for client, content in batch.replies(send(grid, batch.messages.values(), timeout)):
             try:
                 valid[client] = parse(read, content, client_id=client)
             except ReplyError as error:
                 batch.drop(client, str(error))
         return valid
-
-
-class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
-    """One phase with one cohort, in four steps; see :class:`Exchange`.
-
-    Raises:
-        StrategyError: the method assigns clusters, which the server must not know.
-    """
-
-    def __init__(self, run: Run, phase: SumsPhase, number: int) -> None:
-        if phase.assignments is not None:
-            raise StrategyError("mechanism secure hides labels from the server, and this method assigns them")
-        super().__init__(run, cast(Phase[IntegerSums, ReleasedSums], phase), number)
-        assert isinstance(self.request, TrainRequest)
-        cohort = self.cohort.tolist()
-        models = pack_models(phase.models, run.state.layout)
-        self._sum = MaskedSum(run, self.request, TRAINING, self._attempt, cohort, models, phase.shared)
-
-    def _charged_before_sending(self) -> Permit:
-        return self._charged()
-
-    def steps(self) -> MaskedSteps:
-        """See :meth:`MaskedSum.steps`."""
-        yield from self._sum.steps()
-        self._run.statistics.accepted += self._sum.survivors
-        if not self._sum.missing:
-            self._contributions.add_vectors(self._sum.total, self._sum.survivors, self._sum.unremoved)
-
-    def release(self) -> ReleasedSums:
-        """Release the sum; see :meth:`Exchange.release`.
-
-        Raises:
-            NothingReleasedError: the sum is not known, because too few clients answered a step, or it is impossible.
-        """
-        if self._sum.missing:
-            assert self._permit is not None
-            self._permit.use()
-            raise NothingReleasedError(self._sum.missing)
-        return super().release()

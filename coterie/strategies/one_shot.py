@@ -14,19 +14,17 @@ Details
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
 from coterie.fields import FEATURE_RANGE
 from coterie.fields.settings import Settings, setting
-from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import PointsPhase
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies.method import Models, Parameters, Round
@@ -143,7 +141,7 @@ class OneShot(ClusteredStrategy):
         return {}
 
     def evaluation(self) -> LabelRequest:
-        """The request for labels, with counts if the run is evaluated."""
+        """Line 3: the request for labels, with counts if the run is evaluated."""
         counts = bool(self.options.evaluate_every)
         return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=counts)
 
@@ -199,13 +197,6 @@ class OneShot(ClusteredStrategy):
         learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}
         self.run.state = replace(self.run.state, layout=Layout.of(learned))
         return self.layout.flatten(learned)[None]
-
-    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord:
-        """Line 3: the number of clients that labelled their records, and the scores of those that report counts."""
-        contents = exchange.collect(replies, self.clusters, optional=True)
-        scores = exchange.metrics([content for content in contents.values() if content is not None]) or MetricRecord()
-        scores["clients_labelled"] = len(contents)
-        return scores
 
     # ---- stored points and codes --------------------------------------------------------------------------
 

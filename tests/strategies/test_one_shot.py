@@ -15,7 +15,7 @@ from coterie.clustering import dcn, k_means
 from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
 from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
-from coterie.rounds.exchange import MessageBatch
+from coterie.rounds.batches import MessageBatch
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.server.config import ConfigError
 from coterie.strategies import FFCM, KFED, PPFCGAN
