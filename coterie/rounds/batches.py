@@ -188,14 +188,20 @@ class SupportsSums(Protocol):
         """
 
 
-def send(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterable[Message]:
-    """Send messages, which expire after ``timeout`` seconds; return the replies in order of arrival."""
-    return grid.send_and_receive(expiring(messages, timeout), timeout=timeout)
+def send(
+    grid: Grid, messages: Iterable[Message], timeout: float, new_sums: Callable[[], Summed] | None = None
+) -> Iterable[Any]:
+    """Send messages, which expire after ``timeout`` seconds; return replies, or partial sums, in order of arrival.
 
-
-def expiring(messages: Iterable[Message], timeout: float) -> list[Message]:
-    """The messages, which expire after ``timeout`` seconds."""
+    Args:
+        grid: to the clients.
+        messages: to be sent.
+        timeout: in seconds.
+        new_sums: creates an empty container for the sums of a grid that supports them; None: every reply is needed.
+    """
     messages = list(messages)
     for message in messages:
         message.metadata.ttl = timeout
-    return messages
+    if new_sums is not None and isinstance(grid, SupportsSums):
+        return grid.send_and_sum(messages, new_sums)
+    return grid.send_and_receive(messages, timeout=timeout)

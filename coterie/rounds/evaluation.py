@@ -16,7 +16,7 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.privacy import Contributions, Permit, Secure
+from coterie.privacy import Contributions, Event, Permit, Secure
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM
 from coterie.privacy.score_histograms import ScoreHistogram
 from coterie.privacy.secure_aggregation.integers import Integers
@@ -78,16 +78,9 @@ class EvaluatePhase(Phase[EvaluationReplies, MetricRecord | None]):
         """The request of this round."""
         return replace(self.request, round=number)
 
-    def charged_first(self, run: Run) -> bool:
-        """Whether clients are charged before they reply."""
-        return False
-
-    def expect_charge(self, run: Run, request: Request, cohort: IntArray) -> None:
-        """Evaluations are rare."""
-
-    def charge(self, run: Run, request: Request, cohort: IntArray, *, before_sending: bool) -> Permit:
-        """Nothing is charged."""
-        return run.ledger.uncharged_permit(request.round)
+    def charges(self, run: Run, request: Request, cohort: IntArray) -> Counter[Event]:
+        """None."""
+        return Counter()
 
     def container(self, run: Run, cohort: IntArray, number: int) -> EvaluationReplies:
         """Replies by client."""

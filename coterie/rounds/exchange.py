@@ -19,11 +19,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from coterie.privacy import NothingReleasedError, Permit, Summed
-from coterie.rounds.batches import TRANSPORT_ERRORS, MessageBatch, PartialSums, SupportsSums, expiring, send
+from coterie.rounds.batches import TRANSPORT_ERRORS, MessageBatch, PartialSums, send
 from coterie.rounds.masked_exchange import MaskedSum
-from coterie.rounds.phases import C, Phase, R, SumsPhase
+from coterie.rounds.phases import C, Phase, R
 from coterie.rounds.run_state import Run, StrategyError
-from coterie.wire.messages import REPLY, ReplyError, head_of, pack_models
+from coterie.wire.messages import REPLY, ReplyError, head_of
 
 # Attempts to receive a reply from silent clients, where too few replies come.
 _ATTEMPTS = 3
@@ -65,15 +65,14 @@ class Exchange(Generic[C, R]):
         if masked or phase.charged_first(run):
             self._permit = phase.charge(run, self.request, self.cohort, before_sending=True)
         else:
-            phase.expect_charge(run, self.request, self.cohort)
+            charges = phase.charges(run, self.request, self.cohort)
+            if len(charges) == 1:  # composed while replies arrive
+                run.ledger.expect(*next(iter(charges.items())))
         clients = self.cohort.tolist()
         self._masked = None
         if masked:
             self.batch = MessageBatch(run, self.request, [])
-            models = pack_models(phase.models, run.state.layout)
-            shared = phase.shared if isinstance(phase, SumsPhase) else 0
-            request: Any = self.request
-            self._masked = MaskedSum(run, request, phase.masked_release, self._attempt, clients, models, shared)
+            self._masked = MaskedSum(run, phase, self.request, self._attempt, clients)
         else:
             self.batch = MessageBatch.of_models(run, self.request, phase.models, phase.assignments, clients)
         if phase.trains:
@@ -166,9 +165,12 @@ class Exchange(Generic[C, R]):
         repeats = self._phase.trains and self._run.plan.unit != "client"
         required = math.ceil(min_replies * len(messages) - 1e-9) if repeats else 0
         for attempt in range(1, _ATTEMPTS + 1):
-            for reply in self._received(grid, messages, timeout):
+            for reply in send(grid, messages, timeout, self._contributions.partial):
                 if isinstance(reply, PartialSums):
-                    silent -= self._merge(reply)
+                    assert isinstance(self._contributions, Summed)
+                    self._contributions.merge(reply.sums)
+                    self._run.statistics.summed(len(reply.messages), self._run.state.layout)
+                    silent -= {batch.recipient(message.metadata.message_id) for message in reply.messages}
                     continue
                 if required and reply.has_error() and reply.error.code in TRANSPORT_ERRORS:
                     continue
@@ -186,16 +188,3 @@ class Exchange(Generic[C, R]):
             f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "
             f"{min_replies:g}; completed rounds are saved: check the clients, then resume"
         )
-
-    def _received(self, grid: Grid, messages: list[Message], timeout: float) -> Iterable[Message | PartialSums]:
-        new_sums = self._contributions.partial
-        if new_sums is not None and isinstance(grid, SupportsSums):
-            return grid.send_and_sum(expiring(messages, timeout), new_sums)
-        return send(grid, messages, timeout)
-
-    def _merge(self, partial: PartialSums) -> set[int | None]:
-        """Add the sums of some clients, as :meth:`collect` adds each of their replies; return the clients."""
-        assert isinstance(self._contributions, Summed)
-        self._contributions.merge(partial.sums)
-        self._run.statistics.summed(len(partial.messages), self._run.state.layout)
-        return {self.batch.recipient(message.metadata.message_id) for message in partial.messages}

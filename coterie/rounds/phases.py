@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from flwr.app import RecordDict
 from coterie.privacy import (
     Collected,
     Contributions,
+    Event,
     Gathered,
     Permit,
     Pricing,
@@ -81,13 +83,10 @@ class Phase(ABC, Generic[C, R]):
         """Whether the charge precedes the messages: clients keep ledgers, and repeat their replies at no cost."""
         return run.plan.clients_keep_ledgers and run.registry.idempotent >= run.registry.nodes.keys()
 
-    def expect_charge(self, run: Run, request: Request, cohort: IntArray) -> None:
-        """Let the ledger compose the charge while replies arrive."""
+    def charges(self, run: Run, request: Request, cohort: IntArray) -> Counter[Event]:
+        """Events of the replies."""
         pricing: Pricing = run.plan
-        charges = pricing.charges(request, cohort)
-        if len(charges) == 1:
-            ((event, count),) = charges.items()
-            run.ledger.expect(event, count)
+        return pricing.charges(request, cohort)
 
     def charge(self, run: Run, request: Request, cohort: IntArray, *, before_sending: bool) -> Permit:
         """Charge the replies; a request that is charged before it is sent, and repeated after a crash, is charged once.
@@ -102,10 +101,9 @@ class Phase(ABC, Generic[C, R]):
             BudgetError: the charge would exceed the budget.
         """
         ledger, plan, number = run.ledger, run.plan, request.round
-        pricing: Pricing = plan
         if self.joined_late and plan.clients_keep_ledgers:  # charged by the clients only
             return ledger.uncharged_permit(number)
-        charges = pricing.charges(request, cohort)
+        charges = self.charges(run, request, cohort)
         if not charges:  # the release then needs a plan that allows it
             return ledger.uncharged_permit(number)
         details: dict[str, Any] = {"for": "training"}

@@ -78,10 +78,11 @@ def run_rounds(
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
             state = run.state
             recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
-            _keep_heads(strategy)
+            if run.heads:  # which only deployed clients at record level send
+                heads = {"clients": np.array(list(run.heads), np.int64), "heads": np.array(list(run.heads.values()))}
+                recorder.save_artifact(_HEADS, heads)
             last = number
-            if metrics is not None:
-                result.train_metrics_clientapp[number] = metrics
+            result.train_metrics_clientapp[number] = metrics
             ends = number == numbers[-1] or strategy.finished
             if strategy.evaluation_due(number, last=ends):
                 line |= evaluate(number, ends)
@@ -215,13 +216,6 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     return models, None, 0
 
 
-def _keep_heads(strategy: ClusteredStrategy) -> None:
-    """Store the heads of clients, which only deployed clients at record level send."""
-    if heads := strategy.run.heads:
-        arrays = {"clients": np.array(list(heads), np.int64), "heads": np.array(list(heads.values()))}
-        strategy.recorder.save_artifact(_HEADS, arrays)
-
-
 def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:
     """The rounds after ``done``, without those that a crash ended after their charge, if these must not be repeated."""
     remaining = range(done + 1, rounds + 1)
@@ -338,9 +332,9 @@ def _require_consent(strategy: ClusteredStrategy, number: int) -> None:
     log(WARNING, "round %s: %s", number, text, extra={"round": number})
 
 
-def _line(run: Run, number: int, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def _line(run: Run, number: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of a round, from released values."""
-    line: dict[str, Any] = {"round": number, **(metrics or {})}
+    line: dict[str, Any] = {"round": number, **metrics}
     moves = line.pop("reseeded", [])
     line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
     if run.state.notes:
