@@ -151,7 +151,8 @@ class OneShot(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 and 2."""
-        points = self._load_points()
+        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
+        points = {client: arrays["points"] for client, arrays in stored.items() if arrays}  # before an interruption
         self.statistics.accepted += len(points)
         traffic = self.recorder.load_artifact(_TRAFFIC) or {}
         self.statistics.traffic.update({name: int(count) for name, count in traffic.items()})
@@ -160,7 +161,10 @@ class OneShot(ClusteredStrategy):
         arrived = set(points)
 
         def on_points_received(client: int, received: FloatArray) -> None:
-            self._save_points(client, received)
+            """Store points on arrival, so that no client receives the request twice."""
+            self.recorder.save_artifact(_artifact(client), {"points": received})
+            counts = {name: np.array(count) for name, count in self.statistics.traffic.items()}
+            self.recorder.save_artifact(_TRAFFIC, counts)
             arrived.add(client)
             self.recorder.report_progress(f"points of {len(arrived)} of {self.plan.clients} clients")
 
@@ -210,17 +214,6 @@ class OneShot(ClusteredStrategy):
             failed = {"clients": np.sort(drawn)}
             self.recorder.save_artifact(_FAILED, failed)
         return set(failed["clients"].tolist())
-
-    def _load_points(self) -> dict[int, FloatArray]:
-        """Points received before the run was interrupted."""
-        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
-        return {client: arrays["points"] for client, arrays in stored.items() if arrays}
-
-    def _save_points(self, client: int, points: FloatArray) -> None:
-        """Store points on arrival, so that no client receives the request twice."""
-        self.recorder.save_artifact(_artifact(client), {"points": points})
-        traffic = {name: np.array(count) for name, count in self.statistics.traffic.items()}
-        self.recorder.save_artifact(_TRAFFIC, traffic)
 
     def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
         """Store codes and labels of a sample of points."""
