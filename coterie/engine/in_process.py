@@ -34,7 +34,7 @@ from coterie.engine.nodes import SingleProcessGrid
 from coterie.engine.workers import Pool, Workers
 from coterie.logs import ProgressCallback, ignore_progress, printable, set_progress_sink
 from coterie.privacy import Summed
-from coterie.rounds.exchange import PartialSums
+from coterie.rounds.batches import PartialSums
 from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
@@ -264,7 +264,7 @@ class SummingGrid(LocalGrid):
         return dict(zip(range(self._number), self.get_node_ids(), strict=True))
 
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
-        """See :class:`coterie.rounds.exchange.SupportsSums`."""
+        """See :class:`coterie.rounds.batches.SupportsSums`."""
         return self._run(self._numbered(messages), new_sums)
 
 

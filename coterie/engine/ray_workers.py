@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from coterie.engine.in_process import NewSums, Replies, SummingGrid, answer
 from coterie.logs import printable
 from coterie.privacy import Summed
-from coterie.rounds.exchange import PartialSums
+from coterie.rounds.batches import PartialSums
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class RayGrid(SummingGrid):
     answer: ClassVar[Callable[..., Replies]] = staticmethod(_answer)
 
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
-        """See :class:`coterie.rounds.exchange.SupportsSums`. If sums are lost, their clients reply again, alone."""
+        """See :class:`coterie.rounds.batches.SupportsSums`. If sums are lost, their clients reply again, alone."""
         nodes: dict[str, tuple[list[_OnNode], list[Message]]] = {}
         for reply in super().send_and_sum(messages, new_sums):
             if isinstance(reply, Message):

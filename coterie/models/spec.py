@@ -55,6 +55,8 @@ class NetworkSpec:
             raise ModelError(f"model '{self}': {error}") from None
 
     def _changed(self, network: nn.Module, make: Callable[[], nn.Module]) -> nn.Module:
+        import torch
+
         lora = LoRA.parse(self.adapters)
         if lora and self.frozen:
             raise ModelError("adapters freeze all but what train names: leave frozen out")
@@ -62,7 +64,12 @@ class NetworkSpec:
         if self.pretrained:
             load_into(network, self.pretrained, frozen)
         elif frozen:
-            _as_with_seed(network, frozen, make)
+            with torch.random.fork_rng(devices=()):
+                torch.default_generator.manual_seed(0)
+                other = make()
+            with torch.no_grad():
+                for name in frozen:
+                    network.get_parameter(name).copy_(other.get_parameter(name))
         for name in frozen:
             network.get_parameter(name).requires_grad_(False)
         return with_lora(network, **asdict(lora)) if lora else network
@@ -78,14 +85,3 @@ def _matching(network: nn.Module, patterns: str) -> list[str]:
             raise ModelError(f"frozen: the network has no layer or parameter '{pattern}'; it has {few(names, 5)}")
         chosen.update(found)
     return [name for name in names if name in chosen]
-
-
-def _as_with_seed(network: nn.Module, names: list[str], make: Callable[[], nn.Module]) -> None:
-    import torch
-
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(0)
-        other = make()
-    with torch.no_grad():
-        for name in names:
-            network.get_parameter(name).copy_(other.get_parameter(name))

@@ -12,24 +12,23 @@ The round is charged before step 1. If fewer than the threshold answer a step, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid
 
 from coterie.logs import printable
-from coterie.privacy import NothingReleasedError, Permit, ReleasedSums, Secure
-from coterie.privacy.integer_sums import IntegerSums
-from coterie.privacy.mechanisms.score_sums import TRAINING
-from coterie.privacy.secure_aggregation import Opening, SecureError, unmasked_sum
+from coterie.privacy import Secure
+from coterie.privacy.secure_aggregation import SecureError, unmasked_sum
 from coterie.privacy.secure_aggregation.integers import Integers
-from coterie.rounds.exchange import Exchange, MessageBatch
+from coterie.rounds.batches import MessageBatch, send
 from coterie.rounds.phases import Phase, SumsPhase
-from coterie.rounds.run_state import Run, StrategyError
-from coterie.wire import EvaluateRequest, TrainRequest
+from coterie.rounds.run_state import Run
+from coterie.wire import Request
 from coterie.wire.masked import (
     OpenRequest,
     RoundRequest,
@@ -46,89 +45,61 @@ from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models, parse
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedRequest, MaskedTrainRequest
 
 T = TypeVar("T")
-#: Yields the messages of a step, receives the replies to them.
-MaskedSteps: TypeAlias = Generator[list[Message], Iterable[Message], None]
 
 
-class _StepBatch(MessageBatch):
-    """The messages of one step."""
-
-    def __init__(self, run: Run, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict]):
-        self._run, self.request = run, request
-        self._clients = {}
-        self.messages = {client: self._message(client, content) for client, content in contents.items()}
-        for content in contents.values():
-            run.statistics.sent(content)
-
-
-@dataclass
 class MaskedSum:
     """One masked round, and the sum that it gives.
 
-    Attributes:
+    Args:
         run: the run.
+        phase: what the round releases (:data:`coterie.wire.masked.RELEASES`), and the models for every client.
         request: to train or to evaluate, completed.
-        release: what the round releases (:data:`coterie.wire.masked.RELEASES`).
         attempt: of the round.
         cohort: clients, increasing.
-        models: Models that every client receives.
-        shared: number of leading parameters that all clusters share.
+
+    Attributes:
         missing: why there is no sum; empty if there is one.
         total: the sum over the survivors, signed.
         survivors: their number.
         unremoved: of those whose surplus of noise is in the sum.
     """
 
-    run: Run
-    request: TrainRequest | EvaluateRequest
-    release: str
-    attempt: int
-    cohort: Sequence[int]
-    models: ArrayRecord
-    shared: int = 0
-    missing: str = field(default="the round was not finished", init=False)
-    total: Integers = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
-    survivors: int = field(default=0, init=False)
-    unremoved: int = field(default=0, init=False)
-
-    @cached_property
-    def plan(self) -> Secure:
-        """The plan of the round."""
-        plan = self.run.plan.of_round(self.request.round)
+    def __init__(self, run: Run, phase: Phase[Any, Any], request: Request, attempt: int, cohort: Sequence[int]) -> None:
+        self.missing = "the round was not finished"
+        self.total: Integers = np.zeros(0, np.int64)
+        self.survivors, self.unremoved = 0, 0
+        self._run, self._phase, self._request, self._cohort = run, phase, request, cohort
+        self._id: dict[str, Any] = {"run": run.name, "round": request.round, "attempt": attempt}
+        plan = run.plan.of_round(request.round)
         assert isinstance(plan, Secure)
-        return plan
+        self._plan, release = plan, phase.masked_release
+        self._least = plan.threshold(request.round) if phase.trains else plan.scores(release).threshold
 
-    @property
-    def _id(self) -> dict[str, Any]:
-        return {"run": self.run.name, "round": self.request.round, "attempt": self.attempt}
-
-    @property
-    def _least(self) -> int:
-        if self.release == TRAINING:
-            return self.plan.threshold(self.request.round)
-        return self.plan.scores(self.release).threshold
-
-    def steps(self) -> MaskedSteps:
-        """Yield the messages of each step, and receive the replies to them, in any order."""
+    def collect(self, grid: Grid, timeout: float) -> None:
+        """Send the messages of each step, and read the replies to them, in any order."""
         request = self._open_request()
         if not self._enough(request.cohort, "have registered with their keys"):
             return
-        round = request.masked_round(self.plan)
-        asked = dict.fromkeys(request.cohort, self._content(request))
-        keys = request.keys_of_clients
-        opened = yield from self._step(
+        round, keys = request.masked_round(self._plan), request.keys_of_clients
+        ask = partial(self._step, grid, timeout)
+        opened = ask(
             request,
-            asked,
+            dict.fromkeys(request.cohort, self._content(request)),
             lambda content, client_id: read_opening(content, client_id=client_id, round=round, key=keys[client_id]),
         )
         openings = {client: opening for client, (opening, _) in opened.items()}
-        self.run.registry.renew_keys({client: following for client, (_, following) in opened.items()})
+        self._run.registry.renew_keys({client: following for client, (_, following) in opened.items()})
         if not self._enough(openings, "opened the round"):
             return
-        contents = {client: self._content_of_vector(client, openings) for client in openings}
+        kind = MaskedTrainRequest if self._phase.trains else MaskedEvaluateRequest
+        asked = {entry.name: getattr(self._request, entry.name) for entry in fields(self._request)} | self._id
+        models, contents = pack_models(self._phase.models, self._run.state.layout), {}
+        for client in openings:
+            record = self._content(kind(**asked, **opened_fields(openings, client)))
+            contents[client] = RecordDict({MODELS: models, **record})
         view = round.view(openings, task_digest(next(iter(contents.values()))))
-        masked = yield from self._step(
-            self._request_of_vector({}, -1),
+        masked = ask(
+            kind(**asked, **opened_fields({}, -1)),
             contents,
             lambda content, client_id: read_masked(
                 content, client_id=client_id, round=round, key=keys[client_id], view=view
@@ -141,16 +112,12 @@ class MaskedSum:
         survivors = tuple(sorted(vectors))
         views = tuple(masked[client][1] for client in survivors)
         listed = SurvivorsRequest(**self._id, survivors=survivors, view_signatures=views)
-        signed = yield from self._step(
-            listed, dict.fromkeys(survivors, self._content(listed)), partial(read_signature, round=round)
-        )
+        signed = ask(listed, dict.fromkeys(survivors, self._content(listed)), partial(read_signature, round=round))
         if not self._enough(signed, "signed the survivors"):
             return
         signers = tuple(sorted(signed))
         last = UnmaskRequest(**self._id, signers=signers, signatures=tuple(signed[client] for client in signers))
-        shares = yield from self._step(
-            last, dict.fromkeys(signers, self._content(last)), partial(read_shares, round=round)
-        )
+        shares = ask(last, dict.fromkeys(signers, self._content(last)), partial(read_shares, round=round))
         if not self._enough(shares, "sent shares"):
             return
         try:
@@ -168,86 +135,43 @@ class MaskedSum:
         return many >= self._least
 
     def _open_request(self) -> OpenRequest:
-        registry = self.run.registry
-        cohort = tuple(client for client in self.cohort if client in registry.nodes and client in registry.keys)
-        keys = [registry.keys[client] for client in cohort]
+        registry, phase = self._run.registry, self._phase
+        cohort = tuple(client for client in self._cohort if client in registry.nodes and client in registry.keys)
         return OpenRequest(
             **self._id,
-            release=self.release,
-            plan=json.dumps(self.plan.terms()),
-            parameters=self.run.state.layout.size,
-            shared=self.shared,
+            release=phase.masked_release,
+            plan=json.dumps(self._plan.terms()),
+            parameters=self._run.state.layout.size,
+            shared=phase.shared if isinstance(phase, SumsPhase) else 0,
             cohort=cohort,
-            **OpenRequest.key_lists(keys),
+            **OpenRequest.key_lists([registry.keys[client] for client in cohort]),
         )
 
-    def _content(self, request: RoundRequest) -> RecordDict:
-        return RecordDict({CONFIG: ConfigRecord({**self.run.state.config, **request.to_record()})})
-
-    def _request_of_vector(self, openings: Mapping[int, Opening], receiver: int) -> MaskedRequest:
-        asked = {entry.name: getattr(self.request, entry.name) for entry in fields(self.request)}
-        masked = MaskedTrainRequest if self.release == TRAINING else MaskedEvaluateRequest
-        opened = opened_fields(openings, receiver)
-        return masked(**asked, run=self.run.name, attempt=self.attempt, **opened)
-
-    def _content_of_vector(self, client: int, openings: Mapping[int, Opening]) -> RecordDict:
-        record = self._request_of_vector(openings, client).to_record()
-        return RecordDict({MODELS: self.models, CONFIG: ConfigRecord({**self.run.state.config, **record})})
+    def _content(self, request: RoundRequest | MaskedRequest) -> RecordDict:
+        return RecordDict({CONFIG: ConfigRecord({**self._run.state.config, **request.to_record()})})
 
     def _step(
-        self, request: RoundRequest | MaskedRequest, contents: Mapping[int, RecordDict], read: Callable[..., T]
-    ) -> Generator[list[Message], Iterable[Message], dict[int, T]]:
+        self,
+        grid: Grid,
+        timeout: float,
+        request: RoundRequest | MaskedRequest,
+        contents: Mapping[int, RecordDict],
+        read: Callable[..., T],
+    ) -> dict[int, T]:
         """Send the messages of one step; return the valid replies, by client.
 
         Args:
+            grid: to the clients.
+            timeout: seconds until messages expire.
             request: Request of the step.
             contents: Messages, by client.
             read: Reads a reply, given its content and ``client_id``.
         """
-        batch, valid = _StepBatch(self.run, request, contents), {}
-        replies = yield list(batch.messages.values())
-        for client, content in batch.replies(replies):
+        batch = MessageBatch(self._run, request, [(content, [client]) for client, content in contents.items()])
+        valid = {}
+        for client, content in batch.replies(send(grid, batch.messages.values(), timeout)):
             try:
                 valid[client] = parse(read, content, client_id=client)
             except ReplyError as error:
                 batch.drop(client, str(error))
         return valid
-
-
-class MaskedExchange(Exchange[IntegerSums, ReleasedSums]):
-    """One phase with one cohort, in four steps; see :class:`Exchange`.
-
-    Raises:
-        StrategyError: the method assigns clusters, which the server must not know.
-    """
-
-    def __init__(self, run: Run, phase: SumsPhase, number: int) -> None:
-        if phase.assignments is not None:
-            raise StrategyError("mechanism secure hides labels from the server, and this method assigns them")
-        super().__init__(run, cast(Phase[IntegerSums, ReleasedSums], phase), number)
-        assert isinstance(self.request, TrainRequest)
-        cohort = self.cohort.tolist()
-        models = pack_models(phase.models, run.state.layout)
-        self._sum = MaskedSum(run, self.request, TRAINING, self._attempt, cohort, models, phase.shared)
-
-    def _charged_before_sending(self) -> Permit:
-        return self._charged()
-
-    def steps(self) -> MaskedSteps:
-        """See :meth:`MaskedSum.steps`."""
-        yield from self._sum.steps()
-        self._run.statistics.accepted += self._sum.survivors
-        if not self._sum.missing:
-            self._contributions.add_vectors(self._sum.total, self._sum.survivors, self._sum.unremoved)
-
-    def release(self) -> ReleasedSums:
-        """Release the sum; see :meth:`Exchange.release`.
-
-        Raises:
-            NothingReleasedError: the sum is not known, because too few clients answered a step, or it is impossible.
-        """
-        if self._sum.missing:
-            assert self._permit is not None
-            self._permit.use()
-            raise NothingReleasedError(self._sum.missing)
-        return super().release()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +17,22 @@ from flwr.app import RecordDict
 from coterie.privacy import (
     Collected,
     Contributions,
+    Event,
     Gathered,
     Permit,
-    Released,
+    Pricing,
     ReleasedPoints,
     ReleasedSums,
     ReleasedUpdates,
 )
+from coterie.privacy.mechanisms.score_sums import TRAINING
+from coterie.rounds.batches import message_content
 from coterie.rounds.run_state import Models, Run, StrategyError
-from coterie.wire import Request, TrainRequest
-from coterie.wire.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
+from coterie.wire import Request, TrainRequest, digest
+from coterie.wire.messages import Layout, PointsSpec, Reply, ReplyError, pack_models, parse, read_points, read_reply
 
 C = TypeVar("C", bound=Contributions)
-R = TypeVar("R", bound=Released)
+R = TypeVar("R")
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -45,6 +50,9 @@ class Phase(ABC, Generic[C, R]):
         reply_layout: layout of the replies; None: an update of a model.
     """
 
+    #: Whether the replies are to train models, or to compute points for training.
+    trains: ClassVar[bool] = True
+
     request: Request
     models: Models
     assignments: Mapping[int, int] | None = None
@@ -56,6 +64,62 @@ class Phase(ABC, Generic[C, R]):
         """Yield this phase; return its release."""
         released: R = yield self
         return released
+
+    @property
+    def masked_release(self) -> str:
+        """What masked rounds call the release of this phase; empty: masks are not for it."""
+        return ""
+
+    def completed(self, run: Run, number: int) -> Request:
+        """The request with the fields that all requests of a round share."""
+        request = replace(self.request, round=number, record_plans=run.plan.record_plans)
+        redraw = run.state.redraw
+        if redraw is None or not isinstance(request, TrainRequest):
+            return request
+        assigned = None if run.rebalance_train == "own" else run.rebalance_train
+        return replace(request, redraw=tuple(redraw.ravel().tolist()), rebalance_train=assigned)
+
+    def charged_first(self, run: Run) -> bool:
+        """Whether the charge precedes the messages: clients keep ledgers, and repeat their replies at no cost."""
+        return run.plan.clients_keep_ledgers and run.registry.idempotent >= run.registry.nodes.keys()
+
+    def charges(self, run: Run, request: Request, cohort: IntArray) -> Counter[Event]:
+        """Events of the replies."""
+        pricing: Pricing = run.plan
+        return pricing.charges(request, cohort)
+
+    def charge(self, run: Run, request: Request, cohort: IntArray, *, before_sending: bool) -> Permit:
+        """Charge the replies; a request that is charged before it is sent, and repeated after a crash, is charged once.
+
+        Args:
+            run: the run.
+            request: completed.
+            cohort: (m,) clients.
+            before_sending: whether no message has left yet.
+
+        Raises:
+            BudgetError: the charge would exceed the budget.
+        """
+        ledger, plan, number = run.ledger, run.plan, request.round
+        if self.joined_late and plan.clients_keep_ledgers:  # charged by the clients only
+            return ledger.uncharged_permit(number)
+        charges = self.charges(run, request, cohort)
+        if not charges:  # the release then needs a plan that allows it
+            return ledger.uncharged_permit(number)
+        details: dict[str, Any] = {"for": "training"}
+        if not plan.clients_keep_ledgers:
+            details["noise_multiplier_updates"] = plan.of_round(number).noise_multiplier_updates
+            details["noise_multiplier_counts"] = plan.of_round(number).noise_multiplier_counts
+        elif before_sending:
+            message = message_content(run, pack_models(self.models, run.state.layout), request)
+            pairs = None if self.assignments is None else sorted(self.assignments.items())
+            question = hashlib.sha256(f"{digest(request.message_type, message)} {pairs}".encode()).hexdigest()
+            if ledger.is_charged(number, charges, question):
+                return ledger.replay_permit(number, next(iter(charges)))
+            details["question"] = question
+        for event, count in charges.items():
+            permit = ledger.charge_round(number, event, count, **details)
+        return permit
 
     @abstractmethod
     def container(self, run: Run, cohort: IntArray, number: int) -> C:
@@ -97,7 +161,7 @@ class Phase(ABC, Generic[C, R]):
                 raise ReplyError(f"the update has norm {norm:.4g}, expected at most {limit:.4g}")
         return reply
 
-    def received(self, reply: Reply) -> None:
+    def received(self, run: Run, reply: Reply) -> None:
         """Called with every valid reply when it arrives."""
 
 
@@ -114,6 +178,16 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
     def __post_init__(self) -> None:
         if self.clients is not None:
             raise StrategyError("sums require a random cohort: a phase for chosen clients must be an UpdatesPhase")
+
+    @property
+    def masked_release(self) -> str:
+        """The sum of updates."""
+        return TRAINING
+
+    def received(self, run: Run, reply: Reply) -> None:
+        """Note the label, which is released with the sums; not at client level."""
+        if run.plan.unit != "client":
+            run.statistics.labels[reply.client_id] = reply.label
 
     def container(self, run: Run, cohort: IntArray, number: int) -> Contributions:
         """Sums on arrival; single updates for an aggregator that reads them."""
@@ -169,7 +243,7 @@ class PointsPhase(Phase[Gathered, ReleasedPoints]):
         points = parse(read_points, content, client_id=client, round=request.round, expected=expected)
         return Reply(client, 0, 0, points)
 
-    def received(self, reply: Reply) -> None:
+    def received(self, run: Run, reply: Reply) -> None:
         """Pass the points on."""
         if self.on_points_received is not None:
             self.on_points_received(reply.client_id, reply.update)

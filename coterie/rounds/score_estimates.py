@@ -94,11 +94,8 @@ def _smooth(histogram: ScoreHistogram) -> FloatArray | None:
     totals = histogram.counts.sum(axis=1)
     if not (totals > histogram.deviations * np.sqrt(BINS) + 0.5).all():
         return None
-    return np.stack([_fit(row, max(noise, 0.05)) for row, noise in zip(*_parts(histogram), strict=True)])
-
-
-def _parts(histogram: ScoreHistogram) -> tuple[FloatArray, FloatArray]:
-    return histogram.counts, histogram.deviations
+    rows = zip(histogram.counts, histogram.deviations, strict=True)
+    return np.stack([_fit(row, max(noise, 0.05)) for row, noise in rows])
 
 
 @dataclass(frozen=True)

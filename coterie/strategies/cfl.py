@@ -177,7 +177,9 @@ class CFL(ClusteredStrategy):
                 nodes[n] = replace(node, cluster=None, ended=number, end_reason=SPLIT, similarity=closest)
                 nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
                 models = np.concatenate([models, models[node.cluster, None]])
-                self._store_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
+                lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+                directions = updates / np.where(lengths > 0, lengths, 1.0)
+                self._store_split(models[-1], [directions[side == half].mean(axis=0) for half in (0, 1)])
         split = len(nodes) > len(previous)
         changed = nodes != previous or number == 1 or "late" in self.notes
         self._store_tree(nodes, leaf)
@@ -333,9 +335,3 @@ def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
         if len(within) > 1 and not within[~np.eye(len(within), dtype=bool)].mean() > closest + _GAP:
             return False
     return True
-
-
-def _direction(updates: Models) -> FloatArray:
-    """(d,) mean direction of updates."""
-    norms = np.linalg.norm(updates, axis=1, keepdims=True)
-    return np.asarray((updates / np.where(norms > 0, norms, 1.0)).mean(axis=0), np.float64)

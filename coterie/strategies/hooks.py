@@ -10,11 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.exchange import Exchange
-from coterie.rounds.masked_evaluation import MaskedEvaluation
 from coterie.rounds.run_state import StrategyError
-from coterie.strategies.loop import TrainingRound, configure_clients, open_evaluation
+from coterie.strategies.loop import configure_clients, evaluation_steps, exchanges, training_steps
 from coterie.strategies.method import Method
 from coterie.wire.messages import check_trainable, pack_models, unpack_models
 
@@ -35,9 +33,8 @@ class FlowerHooks(Method, Strategy):
     """
 
     _exchange: Exchange[Any, Any] | None = None
-    _exchanges: Iterator[Exchange[Any, Any]]
-    _round: TrainingRound
-    _evaluation: EvaluationExchange | None = None
+    _training: Iterator[Exchange[Any, Any]]
+    _evaluation: tuple[Exchange[Any, Any], Iterator[Exchange[Any, Any]]] | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -58,9 +55,8 @@ class FlowerHooks(Method, Strategy):
         if not self.run.registry.nodes:
             self.run.registry.wait_for_all(grid)
         if self._exchange is None or self._exchange.request.round != server_round:
-            self._round = TrainingRound(self, server_round, models)
-            self._exchanges = iter(self._round)
-            self._exchange = next(self._exchanges)
+            self._training = exchanges(self.run, training_steps(self, server_round, models), server_round)
+            self._exchange = next(self._training)
         return list(self._exchange.batch.messages.values())
 
     def aggregate_train(
@@ -74,27 +70,37 @@ class FlowerHooks(Method, Strategy):
         if exchange is None:
             raise StrategyError("aggregate_train was called before configure_train")
         exchange.collect(replies)
-        self._exchange = next(self._exchanges, None)
-        if self._exchange is not None:
-            return None, None
-        return pack_models(self._round.models, self.layout), self._round.metrics
+        try:
+            self._exchange = next(self._training)
+        except StopIteration as end:
+            models, metrics = end.value
+            return pack_models(models, self.layout), metrics
+        return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Messages with all k models, or each client's own, to every registered client."""
+        if self.run.masks and self.options.evaluate == "private":
+            raise StrategyError("masked evaluations have four exchanges, which start() sends")
         models, layout = unpack_models(arrays)
         self.run.state = replace(self.run.state, layout=layout)
-        exchange = open_evaluation(self, server_round, models, config)
-        if isinstance(exchange, MaskedEvaluation):
-            raise StrategyError("masked evaluations have four exchanges, which start() sends")
-        self._evaluation = exchange
+        opened = exchanges(self.run, evaluation_steps(self, server_round, models, config), server_round)
+        exchange = next(opened)
+        self._evaluation = exchange, opened
         return list(exchange.batch.messages.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What ``evaluated`` returns; None before ``configure_evaluate``."""
-        exchange, self._evaluation = self._evaluation, None
-        return None if exchange is None else self.evaluated(exchange, replies)
+        if self._evaluation is None:
+            return None
+        (exchange, opened), self._evaluation = self._evaluation, None
+        exchange.collect(replies)
+        try:
+            next(opened)
+        except StopIteration as end:
+            metrics: MetricRecord | None = end.value
+        return metrics
 
     def _check_arrays(self, arrays: ArrayRecord) -> None:
         try:

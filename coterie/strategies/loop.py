@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from coterie.privacy import BudgetError, Event, NothingReleasedError, Summed, epsilon
+from coterie.privacy import BudgetError, Event, NothingReleasedError, Released, epsilon
 from coterie.rounds.client_registry import ClientRegistry
-from coterie.rounds.evaluation import EvaluationExchange
-from coterie.rounds.exchange import TRANSPORT_ERRORS, Exchange, PartialSums, SupportsSums
-from coterie.rounds.masked_evaluation import MaskedEvaluation
-from coterie.rounds.masked_exchange import MaskedExchange, MaskedSum
-from coterie.rounds.phases import Phase, SumsPhase
+from coterie.rounds.evaluation import EvaluatePhase, LabelPhase, ScoresPhase
+from coterie.rounds.exchange import Exchange
 from coterie.rounds.recorder import Checkpoint
 from coterie.rounds.run_state import Run, StrategyError
-from coterie.strategies.method import Method, Models
+from coterie.strategies.method import Method, Models, Steps, T
 from coterie.strategies.post_processing import finish_round
-from coterie.wire import EvaluateRequest
+from coterie.wire import EvaluateRequest, LabelRequest
 from coterie.wire.messages import DIVERGED, pack_models, unpack_models
 
 if TYPE_CHECKING:
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
 
 # Artifact of a run: the heads of its clients.
 _HEADS = "heads"
-# Attempts to receive a reply from silent clients, where too few replies come.
-_ATTEMPTS = 3
 # Rounds without any finite update after which a run ends, and the largest parameter of a model that did not diverge.
 _HOPELESS, _LARGEST = 3, 1e9
 
@@ -61,7 +55,8 @@ def run_rounds(
     last, diverged = first, False
 
     def evaluate(number: int, last: bool = True) -> dict[str, Any]:
-        metrics = _evaluate(strategy, grid, number, result.arrays, evaluate_config, timeout, last)
+        steps = evaluation_steps(strategy, number, unpack_models(result.arrays)[0], evaluate_config, last=last)
+        metrics = _performed(strategy, grid, timeout, steps, number)
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics
         return dict(metrics or {})
@@ -74,17 +69,20 @@ def run_rounds(
                 break
             started = time.perf_counter()
             _require_clients(strategy, grid, number, session_begins=number == numbers[0])
-            models, metrics = _train(strategy, grid, number, models, train_config, timeout)
+            configure_clients(strategy, train_config, number)
+            steps = training_steps(strategy, number, models)
+            models, metrics = _performed(strategy, grid, timeout, steps, number)
             run.state = run.state.resized(len(models))
             mean = strategy.options.averaging(mean, models, number, num_rounds)
             result.arrays = pack_models(models if mean is None else mean, run.state.layout)
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
             state = run.state
             recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
-            _keep_heads(strategy)
+            if run.heads:  # which only deployed clients at record level send
+                heads = {"clients": np.array(list(run.heads), np.int64), "heads": np.array(list(run.heads.values()))}
+                recorder.save_artifact(_HEADS, heads)
             last = number
-            if metrics is not None:
-                result.train_metrics_clientapp[number] = metrics
+            result.train_metrics_clientapp[number] = metrics
             ends = number == numbers[-1] or strategy.finished
             if strategy.evaluation_due(number, last=ends):
                 line |= evaluate(number, ends)
@@ -105,75 +103,53 @@ def run_rounds(
 # ---- the exchanges of a round -----------------------------------------------------------------------------
 
 
-class TrainingRound:
-    """One round of a method, to iterate over its exchanges and to collect the replies of each.
+def exchanges(run: Run, steps: Steps[T], number: int) -> Generator[Exchange[Any, Any], None, T]:
+    """Yield an exchange for each phase of a round, to be performed; return what the steps return."""
+    answer: Any = None
+    while True:
+        try:
+            phase = steps.throw(answer) if isinstance(answer, NothingReleasedError) else steps.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
+        exchange = Exchange(run, phase, number)
+        yield exchange
+        try:
+            answer = exchange.release()
+        except NothingReleasedError as reason:
+            answer = reason
 
-    Args:
-        method: whose generator yields the phases.
-        number: of the round.
-        models: (k, d).
 
-    Attributes:
-        models: after the last exchange, the (k', d) new models.
-        metrics: after the last exchange, those of the round.
-    """
-
-    def __init__(self, method: Method, number: int, models: Models) -> None:
-        self._method, self._number, self._before = method, number, models
-        self.models, self.metrics = models, MetricRecord()
-
-    def __iter__(self) -> Iterator[Exchange[Any, Any]]:
-        steps = self._method.round(self._number, self.models)
-        phase = next(steps)
+def training_steps(method: Method, number: int, models: Models) -> Steps[tuple[Models, MetricRecord]]:
+    """The phases of a method's round; return the (k', d) new models and the metrics of the round."""
+    run, steps, released = method.run, method.round(number, models), None
+    try:
         while True:
-            exchange = _exchange(self._method.run, phase, self._number)
-            yield exchange
-            try:
-                released = exchange.release()
-            except NothingReleasedError as skipped:  # of a method with sums: one phase a round
-                steps.close()
-                self.models, self.metrics = self._before, _skipped(self._method.run, self._number, skipped)
-                return
-            try:
-                phase = steps.send(released)
-            except StopIteration as stop:
-                self.models, self.metrics = finish_round(self._method, self._number, stop.value, released)
-                return
+            released = yield steps.send(released)
+    except StopIteration as end:
+        return finish_round(method, number, end.value, cast(Released, released))
+    except NothingReleasedError as reason:  # of a method with sums: one phase a round
+        steps.close()
+        log(WARNING, "round %s is skipped: %s; its charge stays", number, reason, extra={"round": number})
+        run.state = replace(run.state, notes={**run.state.notes, "skipped": str(reason)})
+        return models, MetricRecord({"epsilon": run.ledger.spent(), "epsilon_rdp": run.ledger.spent("rdp")})
 
 
-def _skipped(run: Run, number: int, reason: NothingReleasedError) -> MetricRecord:
-    """Note that a round is skipped; return its metrics."""
-    log(WARNING, "round %s is skipped: %s; its charge stays", number, reason, extra={"round": number})
-    run.state = replace(run.state, notes={**run.state.notes, "skipped": str(reason)})
-    return MetricRecord({"epsilon": run.ledger.spent(), "epsilon_rdp": run.ledger.spent("rdp")})
-
-
-def configure_clients(method: Method, config: Mapping[str, Any], number: int) -> None:
-    """Set the configuration for clients in round ``number``, with the step size of the round."""
-    run = method.run
-    run.state = replace(run.state, config=dict(config))
-    if "lr" in config:
-        run.state = replace(run.state, config={**config, "lr": config["lr"] * method.step_size(number)})
-
-
-def open_evaluation(
+def evaluation_steps(
     method: Method, number: int, models: Models, config: ConfigRecord, *, last: bool = True
-) -> EvaluationExchange | MaskedEvaluation:
-    """An evaluation of models by the registered clients, or by those that evaluate.
+) -> Steps[MetricRecord | None]:
+    """The phases of an evaluation by the registered clients, or by those that evaluate; return its metrics.
 
     What takes long is of the last round only: exact diagnostics of all held-out records, of training losses that choose
     nothing, and of models that clients fit to their own records.
     """
     run, options = method.run, method.options
     run.state = replace(run.state, config=dict(config))
-    clients = method.present
-    if options.evaluate != "private" and 0 < options.evaluate_clients < len(clients):
+    clients, private = method.present, options.evaluate == "private"
+    if not private and 0 < options.evaluate_clients < len(clients):
         present = [client for client in run.evaluation_order if client in run.registry.nodes]
-        clients = sorted(present[: options.evaluate_clients])
-    aggregate = options.evaluate_metrics_aggr_fn
+        clients = present[: options.evaluate_clients]
     request = method.evaluation()
     if isinstance(request, EvaluateRequest):
-        private = options.evaluate == "private"
         request = replace(
             request,
             personalize=options.personalize if last or private else None,
@@ -182,118 +158,42 @@ def open_evaluation(
             sampled=not (last or private),
         )
     assigned = method.assignments(number)
-    if run.plan.clients_keep_ledgers and options.evaluate == "private":
+    if run.plan.clients_keep_ledgers and private:
         request = replace(request, record_plans=run.plan.record_plans)
         if assigned is None:  # by labels that are released: a choice now would depend on training records
             assigned = dict.fromkeys(clients, 0) if len(models) == 1 else run.statistics.labels
-    if run.masks and isinstance(request, EvaluateRequest) and request.private:
-        return MaskedEvaluation(run, request, number, models, clients, assigned=assigned is not None)
-    return EvaluationExchange(run, request, number, models, assigned, aggregate, clients)
-
-
-def _train(
-    strategy: ClusteredStrategy, grid: Grid, number: int, models: Models, config: ConfigRecord, timeout: float
-) -> tuple[Models, MetricRecord | None]:
-    """Run the exchanges of a round; return its models and metrics."""
-    configure_clients(strategy, config, number)
-    training = TrainingRound(strategy, number, models)
-    for exchange in training:
-        if isinstance(exchange, MaskedExchange):
-            _collect_masked(grid, exchange, timeout)
-        else:
-            exchange.collect(_replies(strategy, grid, exchange, exchange.batch.messages.values(), timeout))
-    return training.models, training.metrics
-
-
-def _exchange(run: Run, phase: Phase[Any, Any], number: int) -> Exchange[Any, Any]:
-    if run.masks and isinstance(phase, SumsPhase):
-        return MaskedExchange(run, phase, number)
-    return Exchange(run, phase, number)
-
-
-def _collect_masked(grid: Grid, exchange: MaskedExchange | MaskedSum, timeout: float) -> None:
-    steps = exchange.steps()
-    messages = next(steps, None)
-    while messages is not None:
+    kind = LabelPhase if isinstance(request, LabelRequest) else ScoresPhase if private else EvaluatePhase
+    requests = [request]
+    if run.masks and isinstance(request, EvaluateRequest) and request.histogram:
+        requests = [replace(request, histogram=False), request]  # a masked round for each sum
+    metrics: MetricRecord | None = None
+    for each in requests:
+        phase = kind(each, models, assigned, clients, aggregate=options.evaluate_metrics_aggr_fn)
         try:
-            messages = steps.send(_send(grid, messages, timeout))
-        except StopIteration:
-            return
+            released = yield from phase.run()
+            metrics = released if metrics is None else MetricRecord({**metrics, **(released or {})})
+        except NothingReleasedError as reason:
+            log(WARNING, "a private evaluation is skipped: %s; its charge stays", reason)
+    return method.evaluated(metrics)
 
 
-def _evaluate(
-    strategy: ClusteredStrategy,
-    grid: Grid,
-    number: int,
-    arrays: ArrayRecord,
-    config: ConfigRecord,
-    timeout: float,
-    last: bool,
-) -> MetricRecord | None:
-    """The metrics of an evaluation; None without any."""
-    exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config, last=last)
-    if isinstance(exchange, MaskedEvaluation):
-        for masked in exchange:
-            _collect_masked(grid, masked, timeout)
-        return exchange.released
-    return strategy.evaluated(exchange, _send(grid, exchange.batch.messages.values(), timeout))
+def _performed(strategy: ClusteredStrategy, grid: Grid, timeout: float, steps: Steps[T], number: int) -> T:
+    """Perform the exchanges of all phases; return what the steps return."""
+    opened = exchanges(strategy.run, steps, number)
+    while True:
+        try:
+            exchange = next(opened)
+        except StopIteration as end:
+            return cast(T, end.value)
+        exchange.perform(grid, timeout, strategy.options.min_replies)
 
 
-def _replies(
-    strategy: ClusteredStrategy, grid: Grid, exchange: Exchange[Any, Any], messages: Iterable[Message], timeout: float
-) -> Iterator[Message]:
-    """Replies in order of arrival; silent clients receive the request again if replies are too few.
-
-    Partial sums of simulated clients are merged into the exchange.
-
-    Raises:
-        StrategyError: too few replies after all attempts.
-    """
-    messages, batch, number = list(messages), exchange.batch, exchange.request.round
-    min_replies, client_level = strategy.options.min_replies, strategy.plan.unit == "client"
-    least = 0 if client_level else math.ceil(min_replies * len(messages) - 1e-9)
-    silent = set(batch.messages)
-    for attempt in range(1, _ATTEMPTS + 1):
-        for reply in _received(grid, messages, timeout, exchange.new_sums):
-            if isinstance(reply, PartialSums):
-                silent -= exchange.merge(reply)
-                continue
-            if least and reply.has_error() and reply.error.code in TRANSPORT_ERRORS:
-                continue
-            if (client := batch.client_of(reply)) is not None:
-                silent.discard(client)
-            yield reply
-        short = least - (len(batch.messages) - len(silent))
-        if short <= 0:
-            return
-        log(WARNING, "round %s, attempt %s: no reply from clients %s", number, attempt, sorted(silent))
-        if attempt < _ATTEMPTS:
-            strategy.registry.wait_for(grid, short, among=silent)
-            messages = batch.repeat(silent)
-    raise StrategyError(
-        f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "
-        f"{min_replies:g}; completed rounds are saved: check the clients, then resume"
-    )
-
-
-def _received(
-    grid: Grid, messages: Iterable[Message], timeout: float, new_sums: Callable[[], Summed] | None
-) -> Iterable[Message | PartialSums]:
-    if new_sums is not None and isinstance(grid, SupportsSums):
-        return grid.send_and_sum(_timed(messages, timeout), new_sums)
-    return _send(grid, messages, timeout)
-
-
-def _send(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterable[Message]:
-    return grid.send_and_receive(_timed(messages, timeout), timeout=timeout)
-
-
-def _timed(messages: Iterable[Message], timeout: float) -> list[Message]:
-    """The messages, which expire after ``timeout`` seconds."""
-    messages = list(messages)
-    for message in messages:
-        message.metadata.ttl = timeout
-    return messages
+def configure_clients(method: Method, config: Mapping[str, Any], number: int) -> None:
+    """Set the configuration for clients in round ``number``, with the step size of the round."""
+    run = method.run
+    run.state = replace(run.state, config=dict(config))
+    if "lr" in config:
+        run.state = replace(run.state, config={**config, "lr": config["lr"] * method.step_size(number)})
 
 
 # ---- before and after rounds ------------------------------------------------------------------------------
@@ -314,13 +214,6 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
         strategy.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
     return models, None, 0
-
-
-def _keep_heads(strategy: ClusteredStrategy) -> None:
-    """Store the heads of clients, which only deployed clients at record level send."""
-    if heads := strategy.run.heads:
-        arrays = {"clients": np.array(list(heads), np.int64), "heads": np.array(list(heads.values()))}
-        strategy.recorder.save_artifact(_HEADS, arrays)
 
 
 def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:
@@ -439,9 +332,9 @@ def _require_consent(strategy: ClusteredStrategy, number: int) -> None:
     log(WARNING, "round %s: %s", number, text, extra={"round": number})
 
 
-def _line(run: Run, number: int, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def _line(run: Run, number: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of a round, from released values."""
-    line: dict[str, Any] = {"round": number, **(metrics or {})}
+    line: dict[str, Any] = {"round": number, **metrics}
     moves = line.pop("reseeded", [])
     line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
     if run.state.notes:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import replace
-from logging import WARNING
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message, MetricRecord
-from flwr.common.logger import log
+from flwr.app import MetricRecord
 
 from coterie.fields.settings import Settings
-from coterie.privacy import NothingReleasedError, Plan, ReleasedSums, ReleasedUpdates, Secure
-from coterie.rounds.evaluation import EvaluationExchange
+from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates, Secure
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
 from coterie.strategies import model_search
@@ -185,15 +182,9 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
         once = self.plan.clients_keep_ledgers and self.options.evaluate == "private"
         return bool(every) and (last or (number % every == 0 and not once))
 
-    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord | None:
-        """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
-        private = self.options.evaluate == "private"
-        contents = exchange.collect(replies, self.plan.num_clusters, private=private)
-        try:
-            return exchange.release(contents) if private else exchange.metrics(list(contents.values()))
-        except NothingReleasedError as reason:
-            log(WARNING, "a private evaluation is skipped: %s; its charge stays", reason)
-            return None
+    def evaluated(self, metrics: MetricRecord | None) -> MetricRecord | None:
+        """The metrics of an evaluation, from what it released; None without any."""
+        return metrics
 
     @property
     def fewest_clients(self) -> int:

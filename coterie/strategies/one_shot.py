@@ -14,19 +14,17 @@ Details
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
 from coterie.fields import FEATURE_RANGE
 from coterie.fields.settings import Settings, setting
-from coterie.rounds.evaluation import EvaluationExchange
 from coterie.rounds.phases import PointsPhase
 from coterie.rounds.run_state import StrategyError
 from coterie.strategies.method import Models, Parameters, Round
@@ -143,7 +141,7 @@ class OneShot(ClusteredStrategy):
         return {}
 
     def evaluation(self) -> LabelRequest:
-        """The request for labels, with counts if the run is evaluated."""
+        """Line 3: the request for labels, with counts if the run is evaluated."""
         counts = bool(self.options.evaluate_every)
         return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=counts)
 
@@ -153,7 +151,8 @@ class OneShot(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 and 2."""
-        points = self._load_points()
+        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
+        points = {client: arrays["points"] for client, arrays in stored.items() if arrays}  # before an interruption
         self.statistics.accepted += len(points)
         traffic = self.recorder.load_artifact(_TRAFFIC) or {}
         self.statistics.traffic.update({name: int(count) for name, count in traffic.items()})
@@ -162,7 +161,10 @@ class OneShot(ClusteredStrategy):
         arrived = set(points)
 
         def on_points_received(client: int, received: FloatArray) -> None:
-            self._save_points(client, received)
+            """Store points on arrival, so that no client receives the request twice."""
+            self.recorder.save_artifact(_artifact(client), {"points": received})
+            counts = {name: np.array(count) for name, count in self.statistics.traffic.items()}
+            self.recorder.save_artifact(_TRAFFIC, counts)
             arrived.add(client)
             self.recorder.report_progress(f"points of {len(arrived)} of {self.plan.clients} clients")
 
@@ -200,13 +202,6 @@ class OneShot(ClusteredStrategy):
         self.run.state = replace(self.run.state, layout=Layout.of(learned))
         return self.layout.flatten(learned)[None]
 
-    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord:
-        """Line 3: the number of clients that labelled their records, and the scores of those that report counts."""
-        contents = exchange.collect(replies, self.clusters, optional=True)
-        scores = exchange.metrics([content for content in contents.values() if content is not None]) or MetricRecord()
-        scores["clients_labelled"] = len(contents)
-        return scores
-
     # ---- stored points and codes --------------------------------------------------------------------------
 
     def _failed(self) -> set[int]:
@@ -219,17 +214,6 @@ class OneShot(ClusteredStrategy):
             failed = {"clients": np.sort(drawn)}
             self.recorder.save_artifact(_FAILED, failed)
         return set(failed["clients"].tolist())
-
-    def _load_points(self) -> dict[int, FloatArray]:
-        """Points received before the run was interrupted."""
-        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
-        return {client: arrays["points"] for client, arrays in stored.items() if arrays}
-
-    def _save_points(self, client: int, points: FloatArray) -> None:
-        """Store points on arrival, so that no client receives the request twice."""
-        self.recorder.save_artifact(_artifact(client), {"points": points})
-        traffic = {name: np.array(count) for name, count in self.statistics.traffic.items()}
-        self.recorder.save_artifact(_TRAFFIC, traffic)
 
     def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
         """Store codes and labels of a sample of points."""

@@ -112,9 +112,10 @@ class RCDPFL(ClusteredStrategy):
                 "clients failed, or reduce clusters"
             )
         rng = self.streams.stream("mixture", 1, self.attempt)
-        scores = project(released.updates)
+        scores, components = project(released.updates), self.settings.components
+        options: dict[str, Any] = {"components": components, "scaled": components == 2} if components else {}
         try:
-            mixture, mss_of = cluster(scores, self.clusters or None, rng, **self._projection_options())
+            mixture, mss_of = cluster(scores, self.clusters or None, rng, **options)
         except ValueError as error:
             raise StrategyError(f"clustering in round 1 failed: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
@@ -130,11 +131,6 @@ class RCDPFL(ClusteredStrategy):
             "labels": mixture.labels.tolist(),
             "projection": scores[:, :2].tolist(),
         }
-
-    def _projection_options(self) -> dict[str, Any]:
-        if not self.settings.components:
-            return {}
-        return {"components": self.settings.components, "scaled": self.settings.components == 2}
 
     def assignments(self, number: int) -> Mapping[int, int] | None:
         """The most likely component up to round E_c; None afterwards: clients choose."""

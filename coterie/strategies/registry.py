@@ -92,17 +92,12 @@ def contract_problems(candidate: Any) -> list[str]:
         problems.append(f"{candidate.__name__} must define {', '.join(sorted(candidate.__abstractmethods__))}")
     elif not accepts(candidate.round, 3):
         problems.append(f"round{inspect.signature(candidate.round)} must accept (self, number, models)")
-    return problems + _constructor_problems(candidate) + _settings_problems(candidate)
-
-
-def _constructor_problems(candidate: type[ClusteredStrategy]) -> list[str]:
-    if accepts(candidate, 2, ["options"]):
-        return []
-    parameters = inspect.signature(candidate)
-    return [
-        f"{candidate.__name__}{parameters} must accept (plan, settings) and the options of ClusteredStrategy: add "
-        "**options and pass them to super().__init__"
-    ]
+    if not accepts(candidate, 2, ["options"]):
+        problems.append(
+            f"{candidate.__name__}{inspect.signature(candidate)} must accept (plan, settings) and the options of "
+            "ClusteredStrategy: add **options and pass them to super().__init__"
+        )
+    return problems + _settings_problems(candidate)
 
 
 def _settings_problems(candidate: type[ClusteredStrategy]) -> list[str]:

@@ -234,7 +234,7 @@ def test_points_without_coordinates_are_refused():
 
 
 def test_known_groups_are_found_and_minorities_with_them():
-    for seed in range(20):
+    for seed in range(8):
         mixture, scores = cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), 4, rng(seed))
         assert same_groups(mixture.labels, GROUPS)
         assert mixture.mss > 10
@@ -258,14 +258,14 @@ SHAPES = {
 def test_the_number_of_groups_is_found(shape):
     means = SHAPES[shape]
     groups = np.arange(max(20, 4 * len(means))) % len(means)
-    for seed in range(5):
+    for seed in range(3):
         mixture, scores = cluster(updates_of(groups, means, 0.015, 1000, seed), None, rng(seed))
         assert same_groups(mixture.labels, groups), f"{len(mixture.means)} groups, seed {seed}: {scores}"
         assert mixture.mss == max(scores.values()) == scores[len(means)]
 
 
 def test_the_number_of_groups_is_found_with_a_minority():
-    for seed in range(10):
+    for seed in range(4):
         assert same_groups(cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), None, rng())[0].labels, GROUPS)
 
 
@@ -334,7 +334,7 @@ def test_k_means_finds_groups_in_all_scores():
 # ---- noise that separates groups (privacy/first_round.py) ---------------------------------------------------
 
 
-@for_rows(("n", "groups", "d"), [(21, 4, 6634), (21, 2, 2000), (60, 8, 2000), (12, 2, 20), (100, 4, 500)])
+@for_rows(("n", "groups", "d"), [(21, 4, 6634), (21, 2, 2000), (60, 8, 500), (12, 2, 20)])
 def test_the_separating_noise_separates_and_three_times_as_much_does_not(n, groups, d):
     """Groups at the assumed distance, the smallest of half an equal share."""
     small = max(n // (2 * groups), 2)

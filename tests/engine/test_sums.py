@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from coterie.engine.in_process import LocalGrid, SummingGrid
 from coterie.privacy.mechanisms import joint
-from coterie.rounds.exchange import PartialSums
+from coterie.rounds.batches import PartialSums
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.strategies.registry import STRATEGIES
 

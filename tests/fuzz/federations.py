@@ -376,6 +376,8 @@ def _watched(seen: Exchange) -> type[rounds_exchange.Exchange[Any, Any]]:
     class Watched(rounds_exchange.Exchange[Any, Any]):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
+            if not self._phase.trains:
+                return
             added: list[tuple[int, Any]] = []
             seen.added.append(added)
             seen.asked.append(sorted(self.batch.messages))

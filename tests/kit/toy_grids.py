@@ -1,7 +1,7 @@
 """Grids whose replies are worked out by hand or changed on their way, and a recorder that keeps a run in memory."""
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie.engine.in_process import LocalGrid
 from coterie.rounds.recorder import Recorder
@@ -14,6 +14,31 @@ def reply_to(message, update, layout):
     label = config.get("cluster", 0)
     fields = {"client_id": client, "round": config["round"], "label": label, "redrawn_label": label}
     return Message(pack_reply(np.asarray(update, np.float32), layout, **fields), reply_to=message)
+
+
+class Answering(LocalGrid):
+    """Clients that say who they are; ``answers(client, message)`` gives the contents of all other replies."""
+
+    def _answers(self, questions):
+        for message in questions:
+            client = message.metadata.dst_node_id - 1
+            introduces = message.metadata.message_type == "query.identity"
+            said = RecordDict({"reply": ConfigRecord({"client-id": client})})
+            for content in [said] if introduces else self.answers(client, message):
+                yield Message(content, reply_to=message)
+
+
+def changing(grid, change):
+    """The grid, with a function that changes its replies on their way."""
+    answers = grid._answers
+
+    def changed(questions):
+        for reply in answers(questions):
+            change(reply)
+            yield reply
+
+    grid._answers = changed
+    return grid
 
 
 class Tampered(LocalGrid):

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from kit.toy_grids import Kept
 from kit.toys import UP
 from scipy.stats import trim_mean
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
@@ -207,19 +208,10 @@ def test_honest_and_equal_clients_move_a_model_by_their_update(name):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_clusters_without_clients_keep_their_model_and_rounds_have_exact_counts(name):
-    plan = nothing(num_clusters=2, rounds=2)
-    lines = []
-
-    class Keeper:
-        def checkpoint(self, state, line):
-            lines.append(line)
-
-        def __getattr__(self, attribute):
-            return lambda *a, **k: None
-
-    models = moved(Stub(), Aggregator(name), plan, IFCA, rounds=2, recorder=Keeper())
+    plan, recorder = nothing(num_clusters=2, rounds=2), Kept()
+    models = moved(Stub(), Aggregator(name), plan, IFCA, rounds=2, recorder=recorder)
     np.testing.assert_allclose(models, [2 * UP, 0 * UP], rtol=1e-6)  # the stub's label is 0
-    assert [line["histogram"] for line in lines] == [[CLIENTS, 0.0]] * 2
+    assert [line["histogram"] for line in recorder.lines] == [[CLIENTS, 0.0]] * 2
 
 
 def record_level(**numbers):

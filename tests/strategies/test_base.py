@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from kit.toy_grids import Kept, reply_to
+from kit.toy_grids import Answering, Kept, changing, reply_to
 from kit.toys import UP, Correlated
 
-from coterie.engine.in_process import LocalGrid
 from coterie.privacy import (
     Joint,
     Ledger,
@@ -58,7 +57,7 @@ def private(noise=0.5, rounds=1, budget=math.inf, k=1, mechanism=Joint, **number
     return mechanism(**shape | privacy | numbers)
 
 
-class Stub(LocalGrid):
+class Stub(Answering):
     """Clients that send UP as their update, unless ``spoil`` makes something else of their reply."""
 
     def __init__(self, spoil=lambda client, content: [content], nodes=range(1, CLIENTS + 1)):
@@ -68,15 +67,11 @@ class Stub(LocalGrid):
     def get_node_ids(self):
         return self.nodes
 
-    def _answers(self, questions):
-        for message in questions:
-            client = message.metadata.dst_node_id - 1
-            if message.metadata.message_type != "train":
-                yield Message(RecordDict({"reply": ConfigRecord({"client-id": client})}), reply_to=message)
-                continue
-            self.asked.append(client)
-            for answer in self.spoil(client, reply_to(message, UP, LAYOUT).content):
-                yield Message(answer, reply_to=message)
+    def answers(self, client, message):
+        if message.metadata.message_type != "train":
+            return [RecordDict({"reply": ConfigRecord({"client-id": client})})]
+        self.asked.append(client)
+        return self.spoil(client, reply_to(message, UP, LAYOUT).content)
 
 
 def start(grid, plan=None, method=FedAvg, rounds=1, config=None, **options):
@@ -173,16 +168,12 @@ def test_reasons_and_names_are_kept_where_nothing_is_certified_and_a_total_where
 
 @pytest.mark.parametrize("said", [False, True, None, "no"])
 def test_a_run_whose_clients_refuse_evaluation_says_so_before_round_1(caplog, said):
-    class Reserved(Coming):
+    def reserve(reply):
         """Odd clients state whether they accept requests for evaluation."""
+        if "update" not in reply.content and said is not None and reply.content["reply"]["client-id"] % 2:
+            reply.content["reply"]["evaluates"] = said
 
-        def _answers(self, questions):
-            for reply in super()._answers(questions):
-                if "update" not in reply.content and said is not None and reply.content["reply"]["client-id"] % 2:
-                    reply.content["reply"]["evaluates"] = said
-                yield reply
-
-    grid = Reserved([2, 3, 4])
+    grid = changing(Coming([2, 3, 4]), reserve)
     with caplog.at_level(logging.WARNING, "flwr"):
         start(grid, evaluate_every=1)
     warned = [r.getMessage() for r in caplog.records if "refuse evaluation" in r.getMessage()]
@@ -191,7 +182,7 @@ def test_a_run_whose_clients_refuse_evaluation_says_so_before_round_1(caplog, sa
     ] * (said is False)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "flwr"):
-        start(Reserved([2, 3, 4]), evaluate_every=0)
+        start(changing(Coming([2, 3, 4]), reserve), evaluate_every=0)
     assert not [r for r in caplog.records if "refuse evaluation" in r.getMessage()]
 
 
@@ -309,15 +300,10 @@ class Graded(Stub):
         super().__init__(nodes=nodes)
         self.accuracy = accuracy
 
-    def _answers(self, questions):
-        for message in questions:
-            if message.metadata.message_type == "evaluate":
-                answer = RecordDict(
-                    {"diagnostics": MetricRecord({"accuracy": self.accuracy, "cluster": 0, "group": 0})}
-                )
-                yield Message(answer, reply_to=message)
-            else:
-                yield from super()._answers([message])
+    def answers(self, client, message):
+        if message.metadata.message_type == "evaluate":
+            return [RecordDict({"diagnostics": MetricRecord({"accuracy": self.accuracy, "cluster": 0, "group": 0})})]
+        return super().answers(client, message)
 
 
 def evaluated(accuracy, nodes=range(1, CLIENTS + 1), noise=1e-4, rounds=3, every=2):
@@ -572,16 +558,12 @@ def test_of_nodes_that_claim_one_client_from_the_start_one_is_asked(caplog):
 
 
 def test_a_node_is_the_one_that_was_asked_whatever_its_reply_claims():
-    class Posing(Coming):
+    def pose(reply):
         """Node 3 claims in its reply to be node 2, and client 1."""
+        if reply.metadata.src_node_id == 3:
+            reply.metadata.__dict__["_src_node_id"] = 2
 
-        def _answers(self, questions):
-            for reply in super()._answers(questions):
-                if reply.metadata.src_node_id == 3:
-                    reply.metadata.__dict__["_src_node_id"] = 2
-                yield reply
-
-    grid = Posing([2, 3], client_of={2: 1, 3: 5}.__getitem__)
+    grid = changing(Coming([2, 3], client_of={2: 1, 3: 5}.__getitem__), pose)
     _, strategy = start(grid)
     assert strategy.present == [1, 5]
     assert grid.rounds == [[2, 3]]
@@ -589,16 +571,13 @@ def test_a_node_is_the_one_that_was_asked_whatever_its_reply_claims():
 
 @pytest.mark.parametrize("client", [HOSTILE, [1, 2], 1.0, True, -1, CLIENTS, None])
 def test_a_client_id_that_is_none_is_left_out_and_logged_in_one_line(client, caplog):
-    class Odd(Coming):
-        def _answers(self, questions):
-            for reply in super()._answers(questions):
-                if reply.metadata.src_node_id == 3:
-                    record = ConfigRecord({} if client is None else {"client-id": client})
-                    reply.__dict__["_content"] = RecordDict({"reply": record})
-                yield reply
+    def claim(reply):
+        if reply.metadata.src_node_id == 3:
+            record = ConfigRecord({} if client is None else {"client-id": client})
+            reply.__dict__["_content"] = RecordDict({"reply": record})
 
     with caplog.at_level(logging.WARNING, "flwr"):
-        _, strategy = start(Odd([2, 3]))
+        _, strategy = start(changing(Coming([2, 3]), claim))
     assert strategy.present == [1]
     (text,) = [r.getMessage() for r in caplog.records if "ignoring node" in r.getMessage()]
     assert text.startswith("ignoring node 3: invalid client-id ")
@@ -621,14 +600,6 @@ def test_a_node_whose_error_is_hostile_text_is_logged_in_one_line(caplog):
     texts = [r.getMessage() for r in caplog.records if "did not send its client-id" in r.getMessage()]
     assert texts
     assert all(text.startswith("node 3 ") and text.isprintable() and len(text) < 250 for text in texts)
-
-
-def test_a_third_node_that_claims_a_client_is_named_too(caplog):
-    grid = Coming([2, 4, 20], [2, 4, 20, 21], client_of={4: 3, 20: 3, 21: 3, 2: 1}.__getitem__)
-    with caplog.at_level(logging.WARNING, "flwr"):
-        start(grid, nothing(rounds=2), rounds=2)
-    assert grid.rounds == [[2, 4], [2, 4]]
-    assert any("ignoring node 21: it claims client-id 3" in r.getMessage() for r in caplog.records)
 
 
 def test_the_step_decays_from_round_to_round():

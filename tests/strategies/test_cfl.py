@@ -5,11 +5,10 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from kit.toy_grids import Kept, reply_to
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from kit.toy_grids import Answering, Kept, reply_to
 from kit.toys import strategy_of
 
-from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
@@ -26,7 +25,7 @@ def near(optima, seed=0, spread=0.3):
     return optima + spread * np.random.default_rng(seed).standard_normal(optima.shape)
 
 
-class Pulled(LocalGrid):
+class Pulled(Answering):
     """Clients that go half of the way to their optimum; client i is here from ``since[i]`` questions for all on."""
 
     def __init__(self, optima, silent=lambda client, round: False, since=()):
@@ -38,24 +37,17 @@ class Pulled(LocalGrid):
         self.round += 1  # asked once before the first round, and before each
         return [i + 1 for i in range(len(self.optima)) if self.since.get(i, -1) < self.round - 1]
 
-    def _answers(self, questions):
-        for message in questions:
-            client, verb = message.metadata.dst_node_id - 1, message.metadata.message_type
-            said = {"client-id": client}
-            if verb == "query.identity":
-                yield Message(RecordDict({"reply": ConfigRecord(said)}), reply_to=message)
-                continue
-            models, _ = unpack_models(message.content["models"])
-            config = message.content["config"]
-            if verb == "evaluate":
-                said |= {"accuracy": 1.0, "cluster": config["cluster"], "group": client % 4}
-                yield Message(RecordDict({"diagnostics": MetricRecord(said)}), reply_to=message)
-                continue
-            self.asked.append((config["round"], client))
-            if self.silent(client, config["round"]):
-                continue
-            assert len(models) == 1
-            yield reply_to(message, HALF * config.get("lr", 1.0) * (self.optima[client] - models[0]), LAYOUT)
+    def answers(self, client, message):
+        models, _ = unpack_models(message.content["models"])
+        config = message.content["config"]
+        if message.metadata.message_type == "evaluate":
+            said = {"accuracy": 1.0, "cluster": config["cluster"], "group": client % 4}
+            return [RecordDict({"diagnostics": MetricRecord(said)})]
+        self.asked.append((config["round"], client))
+        if self.silent(client, config["round"]):
+            return []
+        assert len(models) == 1
+        return [reply_to(message, HALF * config.get("lr", 1.0) * (self.optima[client] - models[0]), LAYOUT).content]
 
 
 def run(optima, rounds=20, planned=None, grid=None, config=None, **options):

@@ -42,12 +42,3 @@ def test_a_client_beyond_the_planned_number_is_never_asked(caplog):
     start(grid, nothing(rounds=3), rounds=3)
     assert grid.rounds == [[2, 3]] * 3
     assert f"ignoring node {CLIENTS + 1}: invalid client-id {CLIENTS}" in [r.getMessage() for r in caplog.records]
-
-
-@pytest.mark.parametrize("plan", [nothing(rounds=4), private(rounds=4)], ids=["none", "joint"])
-def test_a_new_node_takes_the_place_of_one_that_left(plan):
-    """Node 20 claims client 3, as node 4 does: it is not asked while node 4 is there."""
-    grid = Coming([3, 4], [3, 4, 20], [3, 20], client_of=lambda node: 3 if node == 20 else node - 1)
-    _, strategy = start(grid, plan, rounds=4)
-    assert grid.rounds == [[3, 4], [3, 4], [3, 20], [3, 20]]
-    assert strategy.present == [2, 3]

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from kit.toy_grids import Kept, reply_to
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from kit.toy_grids import Answering, Kept, changing, reply_to
 from kit.toys import UP, strategy_of
 from test_toy import CONFIG, plan, towards
 from test_toy import LAYOUT as PIXELS
@@ -35,7 +35,7 @@ class Question:
     config: Any
 
 
-class Halfway(LocalGrid):
+class Halfway(Answering):
     """Clients whose loss is |w - c|^2 and who go half the way to c; ``silent(question)`` says who gives no answer."""
 
     def __init__(self, optima=OPTIMA, silent=lambda question: False, nodes=None):
@@ -54,25 +54,20 @@ class Halfway(LocalGrid):
             if q.verb == verb and round in (None, q.config["round"]) and client in (None, q.client)
         ]
 
-    def _answers(self, questions):
-        for message in questions:
-            client, verb = message.metadata.dst_node_id - 1, message.metadata.message_type
-            if verb == "query.identity":
-                yield Message(RecordDict({"reply": ConfigRecord({"client-id": client})}), reply_to=message)
-                continue
-            models, layout = unpack_models(message.content["models"])
-            asked = Question(verb, client, models, dict(message.content["config"]))
-            self.questions.append(asked)
-            if self.silent(asked):
-                continue
-            if verb == "evaluate":
-                told = {"accuracy": 1.0, "client-id": client, "cluster": 0, "group": 0, "loss": 0.0, "num-examples": 1}
-                yield Message(RecordDict({"diagnostics": MetricRecord(told)}), reply_to=message)
-                continue
-            update = (self.optima[client] - models[0]) / 2
-            if verb == "query.losses":
-                update, layout = ((models - self.optima[client]) ** 2).sum(axis=1), losses_layout(len(models))
-            yield reply_to(message, update, layout)
+    def answers(self, client, message):
+        verb = message.metadata.message_type
+        models, layout = unpack_models(message.content["models"])
+        asked = Question(verb, client, models, dict(message.content["config"]))
+        self.questions.append(asked)
+        if self.silent(asked):
+            return []
+        if verb == "evaluate":
+            told = {"accuracy": 1.0, "client-id": client, "cluster": 0, "group": 0, "loss": 0.0, "num-examples": 1}
+            return [RecordDict({"diagnostics": MetricRecord(told)})]
+        update = (self.optima[client] - models[0]) / 2
+        if verb == "query.losses":
+            update, layout = ((models - self.optima[client]) ** 2).sum(axis=1), losses_layout(len(models))
+        return [reply_to(message, update, layout).content]
 
 
 def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
@@ -135,16 +130,13 @@ def test_the_other_rounds_are_fedavg_within_each_cluster():
 def test_a_client_cannot_train_another_cluster_s_model():
     """It is in the first cluster and says that its update, a huge one, is of the second."""
 
-    class Crossing(Halfway):
-        def _answers(self, questions):
-            for reply in super()._answers(questions):
-                sent = reply.content
-                if "update" in sent and sent["reply"]["round"] == 2 and sent["reply"]["client-id"] == A[0]:
-                    sent["reply"]["redrawn-label"] = 1
-                    sent["update"] = pack_update(np.full(1, 2000, np.float32), Layout(("w",), ((1,),)))
-                yield reply
+    def cross(reply):
+        sent = reply.content
+        if "update" in sent and sent["reply"]["round"] == 2 and sent["reply"]["client-id"] == A[0]:
+            sent["reply"]["redrawn-label"] = 1
+            sent["update"] = pack_update(np.full(1, 2000, np.float32), Layout(("w",), ((1,),)))
 
-    moved, strategy, *_ = start(Crossing(), rounds=2)
+    moved, strategy, *_ = start(changing(Halfway(), cross), rounds=2)
     absent, *_ = start(Halfway(silent=lambda q: q.client == A[0] and q.config["round"] == 2), rounds=2)
     np.testing.assert_array_equal(moved, absent)
     assert strategy.statistics.dropped == {"label is 0 and redrawn-label 1; the server assigned cluster 0": 1}
@@ -154,14 +146,11 @@ def test_a_client_cannot_train_another_cluster_s_model():
 def test_a_label_is_that_of_a_model_that_was_sent(options):
     """In the warm-up, and where clients are compared, one model is sent, however many clusters there will be."""
 
-    class Elsewhere(Halfway):
-        def _answers(self, questions):
-            for reply in super()._answers(questions):
-                if reply.metadata.src_node_id == 4 and "update" in reply.content:
-                    reply.content["reply"].update({"label": 1, "redrawn-label": 1})
-                yield reply
+    def move(reply):
+        if reply.metadata.src_node_id == 4 and "update" in reply.content:
+            reply.content["reply"].update({"label": 1, "redrawn-label": 1})
 
-    _, strategy, *_ = start(Elsewhere(), **options)
+    _, strategy, *_ = start(changing(Halfway(), move), **options)
     assert "label is 1, expected an integer in [0, 1)" in strategy.statistics.dropped
 
 
@@ -186,7 +175,7 @@ def test_the_server_s_step_is_from_the_model_that_all_began_with():
     np.testing.assert_allclose(models, warmed + (np.array([[1.1], [-2.1]]) - warmed) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4, 7, 8, 100])
+@pytest.mark.parametrize("at_once", [1, 3, 8, 100])
 def test_every_model_travels_once_to_each_client_in_messages_of_bounded_size(at_once):
     _, strategy, grid, kept = start(models_per_message=at_once)
     every = np.vstack([[[0.0]], OPTIMA / 2])  # the untrained one first

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from kit.toy_grids import lying
+from kit.toy_grids import Kept, lying
 from kit.toys import UP, strategy_of
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 
@@ -743,15 +743,9 @@ def adaptive(rounds, **numbers):
 
 
 def recorded(tmp_path, rounds, plan, grid=None, **options):
-    lines, states = [], []
-    recorder = SimpleNamespace(
-        round_finished=lines.append,
-        checkpoint=lambda state, line: states.append(state),
-        evaluated=lambda line: None,
-        load_artifact=lambda name: None,
-    )
+    recorder = Kept()
     _, _, strategy = train(FedAvg, plan, np.zeros((1, 4)), tmp_path, rounds, grid, recorder=recorder, **options)
-    return [line["clip_norm"] for line in lines], states, strategy
+    return [line["clip_norm"] for line in recorder.lines], recorder.states, strategy
 
 
 def test_the_clipping_norm_of_gradients_follows_their_norms(tmp_path):

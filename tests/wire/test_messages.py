@@ -90,14 +90,21 @@ def test_what_we_send_flower_reads():
         assert (array.dtype, tuple(array.shape)) == ("float32", expected.shape)
 
 
+#: What is said of the sender and the round, and of them alone where the reply has points.
+OTHERS = [
+    ({"client-id": 5}, "client-id is 5, expected 4"),
+    ({"client-id": "4"}, "client-id is '4', expected 4"),
+    ({"round": 1}, "round is 1, expected 2"),
+    ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
+    ({"round": 2.0}, "round is 2.0, expected 2"),
+    ({"round": [2]}, r"round is \[2\], expected 2"),
+]
+
+
 @for_rows(
     ("changes", "complaint"),
     [
-        ({"client-id": 5}, "client-id is 5, expected 4"),
-        ({"round": 1}, "round is 1, expected 2"),
-        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
-        ({"round": 2.0}, "round is 2.0, expected 2"),
-        ({"round": [2]}, r"round is \[2\], expected 2"),
+        *OTHERS,
         ({"label": 3}, "label is 3"),
         ({"label": -1}, "label is -1"),
         ({"label": 1.0}, "label is 1.0"),
@@ -145,14 +152,6 @@ def test_sizes_of_a_shape_are_whole_numbers(shape):
     array.__dict__["shape"] = shape
     with pytest.raises(ReplyError, match="bias is float32"):
         read(with_array("bias", array))
-
-
-@pytest.mark.parametrize("record", ["reply", "update"])
-def test_missing_records(record):
-    content = reply()
-    del content[record]
-    with pytest.raises(ReplyError, match="expected a ConfigRecord"):
-        read(content)
 
 
 GOOD = Array(np.ones(3, np.float32))
@@ -237,28 +236,18 @@ def test_good_points_are_read(rows, exactly):
         assert found.dtype == np.float32
 
 
-@for_rows(
-    ("changes", "complaint"),
-    [
-        ({"client-id": 5}, "client-id is 5, expected 4"),
-        ({"client-id": "4"}, "client-id is '4', expected 4"),
-        ({"round": 1}, "round is 1, expected 2"),
-        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
-        ({"round": 2.0}, "round is 2.0, expected 2"),
-        ({"round": [2]}, r"round is \[2\], expected 2"),
-    ],
-)
+@for_rows(("changes", "complaint"), OTHERS)
 def test_points_of_another_client_or_round(changes, complaint):
     with pytest.raises(ReplyError, match=complaint):
         points_of(points_reply(**changes))
 
 
 @pytest.mark.parametrize("record", ["reply", "update"])
-def test_points_without_a_record(record):
-    content = points_reply()
-    del content[record]
-    with pytest.raises(ReplyError, match="expected a ConfigRecord"):
-        points_of(content)
+def test_missing_records(record):
+    for content, reader in ((reply(), read), (points_reply(), points_of)):
+        del content[record]
+        with pytest.raises(ReplyError, match="expected a ConfigRecord"):
+            reader(content)
 
 
 def test_points_by_another_name_or_with_more():
