@@ -262,7 +262,6 @@ class TrainedModels(Sequence[nn.Module]):
         Raises:
             InferenceError: the records have no labels, or the method clusters records.
         """
-
         if self.clusters_records:
             raise InferenceError(f"{self.card.strategy} clusters records, not sites: use predict")
         if records.y is None or not len(records.y):
@@ -303,8 +302,7 @@ class TrainedModels(Sequence[nn.Module]):
         layout = Layout.of(parameters)
         released = layout.flatten(parameters)
         shard = Shard(0, 0, records.x, records.y, TestSet(records.x, records.y))
-        training = self._training(method) if method in ("all", "mixture") else LocalTrainingConfig(1, 1, 1.0)
-        training = replace(training, task=self.task)
+        training = replace(self._training(method), task=self.task)
         rng = np.random.default_rng(0)
         try:
             own = personalised(module, layout, released[None], [shard], method, training, [rng], self._initial)
@@ -332,7 +330,9 @@ class TrainedModels(Sequence[nn.Module]):
         return Layout.of(parameters).flatten(parameters)
 
     def _training(self, method: str) -> LocalTrainingConfig:
-        """Return the hyper-parameters of the run's clients, for a method that trains with them."""
+        """Return the hyper-parameters of the run's clients, if a method trains with them."""
+        if method not in ("all", "mixture"):
+            return LocalTrainingConfig(1, 1, 1.0)
         try:
             values = flat(read_config(self.folder.parent)["config"])
             training = TrainingSettings(**{key: values[f"training.{key_of(key)}"] for key in ("lr", "batch_size")})

@@ -321,8 +321,8 @@ def test_records_without_labels_cannot_be_evaluated(tmp_path, hospital):
 def test_models_that_diverged_have_no_metrics(tmp_path):
     from coterie.privacy import Streams
     from coterie.server.config import RunConfig
-    from coterie.server.pooled_metrics import with_metrics
     from coterie.server.run import initial_models
+    from coterie.server.simulated_scores import with_metrics
 
     config = RunConfig({"clients": 8, "rounds": 1, "seed": 0, "clusters": 1, "strategy": "fedavg"})
     models, layout = initial_models(config, Streams(0))

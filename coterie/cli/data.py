@@ -15,7 +15,6 @@ from coterie.cli.console import JsonFlag, console_for, group, print_json
 
 if TYPE_CHECKING:
     from coterie.datasets import Finding, Table, TableSchema
-    from coterie.datasets.schema import UnitColumn
 
 app = group("Check private records, and draft schemas of tables.")
 _PRIVATE = "this report is for the owner of the records alone"
@@ -49,27 +48,21 @@ def check(
 
     The exit status is 1 if there are errors, no usable records, or more values clamped or filled than allowed.
     """
-    if schema is None:
-        _check_by_shape(file, input_shape, num_classes, task, as_json)
-    else:
-        _check_by_schema(file, schema, {"clamped": clamped, "filled": filled}, as_json)
-
-
-def _check_by_shape(
-    path: Path, input_shape: str | None, num_classes: int | None, task: str | None, as_json: bool
-) -> None:
-    """Check data without a schema, given shape, number of classes and task of the run."""
     from coterie.datasets import DataError, Declared, report
+
+    if schema is not None:
+        _check_by_schema(file, schema, {"clamped": clamped, "filled": filled}, as_json)
+        return
 
     if (input_shape is None) != (num_classes is None):
         raise DataError("--input-shape and --num-classes describe the run together; give both, or neither")
     if task is not None and input_shape is None:
         raise DataError("--task is for data of a shape: give --input-shape too")
-    data_report = report(path, Declared.of(None, input_shape, num_classes, None, None, task))
+    data_report = report(file, Declared.of(None, input_shape, num_classes, None, None, task))
     if as_json:
         print_json(data_report.to_json())
     else:
-        _print_lines([f"{path}: {data_report.usable:,} usable records", *data_report.lines(), _PRIVATE])
+        _print_lines([f"{file}: {data_report.usable:,} usable records", *data_report.lines(), _PRIVATE])
     if not data_report.passes:
         raise typer.Exit(1)
 
@@ -115,9 +108,13 @@ def _check_by_schema(file: Path, schema: Path, allowed: dict[str, float], as_jso
 def _read(file: Path, schema: TableSchema) -> tuple[dict[Path, Table], list[str]]:
     """Return the tables of a file or folder, and why others of the folder cannot be read."""
     from coterie.datasets import DataError, read_table
+    from coterie.datasets.client_data import is_table, parts
 
     tables, unreadable = {}, []
-    for path in (paths := _parts(file)):
+    paths = [file]
+    if file.is_dir() and not is_table(file) and not (paths := parts(file)):
+        raise DataError(f"{file} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
+    for path in paths:
         try:
             tables[path] = read_table(path, schema)
         except DataError as error:
@@ -160,18 +157,6 @@ def schema(
     print(draft(file, label), end="")
 
 
-def _parts(path: Path) -> list[Path]:
-    """Return the file, or the tables of a folder."""
-    from coterie.datasets import DataError
-    from coterie.datasets.client_data import is_table, parts
-
-    if is_table(path) or not path.is_dir():
-        return [path]
-    if not (paths := parts(path)):
-        raise DataError(f"{path} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
-    return paths
-
-
 def _print_lines(lines: Iterable[str]) -> None:
     console = console_for(False)
     for line in lines:
@@ -194,27 +179,27 @@ def _lines(path: Path, table: Table, report: dict[str, Any], schema: TableSchema
 
 
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
+    """Return the report on a table as JSON values."""
+    from coterie.datasets.units import is_held_out_unit
+
+    units: dict[str, Any] = {}
+    if schema.unit:
+        sizes = Counter(() if table.units is None else table.units.tolist())
+        units["units"] = {
+            "column": schema.unit.name,
+            "number": len(sizes),
+            "held-out": sum(map(is_held_out_unit, sizes)),
+            "largest": max(sizes.values(), default=0),
+            "most": schema.unit.most,
+        }
     return {
-        **({"units": _units(table, schema.unit)} if schema.unit else {}),
+        **units,
         "records": table.records,
         "usable": len(table.y),
         schema.task.counted: schema.task.counts(table.y, schema.class_names),
         "missing": table.missing,
         "errors": [_entry(finding) for finding in table.findings if not finding.expected],
         "notes": [_entry(finding) for finding in table.findings if finding.expected],
-    }
-
-
-def _units(table: Table, unit: UnitColumn) -> dict[str, Any]:
-    from coterie.datasets.units import is_held_out_unit
-
-    sizes = Counter(() if table.units is None else table.units.tolist())
-    return {
-        "column": unit.name,
-        "number": len(sizes),
-        "held-out": sum(map(is_held_out_unit, sizes)),
-        "largest": max(sizes.values(), default=0),
-        "most": unit.most,
     }
 
 

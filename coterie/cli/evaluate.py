@@ -14,8 +14,6 @@ from coterie.cli.predict import RunFolder, Schema, Site, Trust, choose_cluster
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coterie.datasets import LocalRecords
-    from coterie.inference import TrainedModels
     from coterie.tasks import Performance
 
 Intervals = dict[str, tuple[float, float]]
@@ -60,12 +58,18 @@ def evaluate(
     exact functions of the records: keep them at the site. Records that took part in training give figures that are too
     good; --held-out leaves them out.
     """
+    from coterie.datasets import DataError
     from coterie.inference import load
     from coterie.tasks import beats_constant
     from coterie.tasks.performance import intervals
 
     models = load(run, site=site, trust_code=trust_code)
-    records = _read(models, file, schema, patient, held_out)
+    records = None
+    if patient is None and models.schema and models.schema.unit:
+        with suppress(DataError):  # FILE need not name the unit
+            records = models.read(file, schema, ids=models.schema.unit.name, held_out=held_out)
+    if records is None:
+        records = models.read(file, schema, ids=patient, held_out=held_out)
     chosen = choose_cluster(models, records, site, cluster)
     measure = models.evaluation(records, chosen, positive=positive, threshold=threshold)
     console = console_for(as_json)
@@ -84,7 +88,11 @@ def evaluate(
         return
     if beats_constant(metrics) is False:
         print("The model is not better than the best constant prediction.")
-    names, positive_class = _class_names(models, positive)
+    one, names, positive_class = models.positive(positive), list(models.class_names), ""
+    if one is not None:
+        others = [name for name in names if name != names[one]]
+        positive_class = f", positive class {names[one]}"
+        names = [others[0] if len(others) == 1 else "others", names[one]]
     print(f"{len(records.x)} records of {records.where}, model of cluster {chosen}{positive_class}")
     print_table(console, ["metric", "value", "95 % interval", "constant"], _rows(metrics, limits), right=3)
     _print_parts(console, metrics, names)
@@ -100,25 +108,6 @@ def _print_parts(console: Console, metrics: Performance, names: list[str]) -> No
         values = zip(names, *(getattr(metrics, column) for column in columns), strict=True)
         of_labels = [[name, *map(_decimals, row)] for name, *row in values]
         print_table(console, ["label", *heads], of_labels, right=len(heads))
-
-
-def _read(models: TrainedModels, file: Path, schema: Path | None, patient: str | None, held_out: bool) -> LocalRecords:
-    """Read the records, with the patients of a column, or else of the schema's unit if the file names it."""
-    from coterie.datasets import DataError
-
-    if patient is None and models.schema and models.schema.unit:
-        with suppress(DataError):
-            return models.read(file, schema, ids=models.schema.unit.name, held_out=held_out)
-    return models.read(file, schema, ids=patient, held_out=held_out)
-
-
-def _class_names(models: TrainedModels, positive: str | None) -> tuple[list[str], str]:
-    """Return the names of the classes, of which a positive one leaves two, and what the headline says of it."""
-    one, names = models.positive(positive), list(models.class_names)
-    if one is None:
-        return names, ""
-    others = [name for name in names if name != names[one]]
-    return [others[0] if len(others) == 1 else "others", names[one]], f", positive class {names[one]}"
 
 
 def _rows(metrics: Performance, limits: Intervals) -> list[list[str]]:

@@ -7,7 +7,7 @@ import math
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -74,7 +74,6 @@ def predict(
 
     if personalize is not None and own is None:
         raise InferenceError(f"--personalize {personalize} requires --own OWN, labelled records of this site")
-
     if site is not None and cluster is not None:
         raise InferenceError("--site and --cluster both choose a model; give one of them")
     models = load(run, site=site, trust_code=trust_code)
@@ -89,7 +88,9 @@ def predict(
     outputs = models.outputs(records.x, chosen)
     rows = _rows(models, records, outputs, chosen, decision)
     with nullcontext(sys.stdout) if out is None else out.open("w", newline="") as opened:
-        _write_csv(opened, rows)
+        writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: spreadsheet_cell(value) for key, value in row.items()} for row in rows)
     for note in _notes(models, records, chosen, outputs):
         print(note, file=sys.stderr)
     if site is not None and models.card.unit == "record" and len(models) > 1:
@@ -204,12 +205,6 @@ def _rows(
     columns = models.task.columns(outputs, models.class_names, decision)
     results = (dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True))
     return [{**row, "cluster": cluster, **result} for row, result in zip(rows, results, strict=True)]
-
-
-def _write_csv(opened: TextIO, rows: list[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: spreadsheet_cell(value) for key, value in row.items()} for row in rows)
 
 
 def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: Outputs) -> list[str]:

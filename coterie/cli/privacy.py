@@ -156,8 +156,9 @@ def privacy_check(
     from coterie.privacy import PrivacyError, certificate
     from coterie.privacy.check import check, verified
     from coterie.privacy.manifest import manifest_problems
+    from coterie.site.operator_keys import read_operator_public
 
-    key = None if public_key is None else _public_key(public_key)
+    key = None if public_key is None else read_operator_public(public_key)
     header, charges = verified(run)
     stated = _stated(run / "privacy.json")
     problems, derived = check(header, charges, stated), {}
@@ -168,7 +169,12 @@ def privacy_check(
     problems += manifest_problems(run)
     signature, wrong = _signature(run, key)
     problems += wrong
-    verdict = "bad" if problems else _verdict(derived, stated)
+    if problems:
+        verdict = "bad"
+    elif stated is None:
+        verdict = "unfinished"
+    else:
+        verdict = "good" if derived.get("certified") else "not certified"
     if as_json:
         print_json({"verdict": verdict, "problems": problems, "signature": signature, "certificate": derived or None})
     else:
@@ -190,19 +196,6 @@ def privacy_check(
             screen.print(line)
     if problems:
         raise typer.Exit(1)
-
-
-def _verdict(derived: Mapping[str, Any], stated: Mapping[str, Any] | None) -> str:
-    """Return the verdict on a run without problems."""
-    if stated is None:
-        return "unfinished"
-    return "good" if derived.get("certified") else "not certified"
-
-
-def _public_key(path: Path) -> Ed25519PublicKey:
-    from coterie.site.operator_keys import read_operator_public
-
-    return read_operator_public(path)
 
 
 def _signature(run: Path, key: Ed25519PublicKey | None) -> tuple[str, list[str]]:

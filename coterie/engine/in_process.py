@@ -122,7 +122,8 @@ class LocalGrid(SingleProcessGrid):
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
         chunks, pending = self._chunks(requests, new_sums is not None), deque[_Call]()
-        ahead = self._ahead(requests)
+        large = bool(requests) and payload(requests[0].content) > _LARGE
+        ahead = max(1, self._count * (1 if large else _AHEAD))
         repeated: list[Message] = []
         while True:
             pending += (self._begin(chunk, new_sums) for chunk in itertools.islice(chunks, ahead - len(pending)))
@@ -160,20 +161,17 @@ class LocalGrid(SingleProcessGrid):
         alike = itertools.groupby(requests, key=lambda m: (m.metadata.message_type, id(m.content)))
         for _, run in alike:
             group = list(run)
-            size = 1 if _runs_one_by_one(group[0]) else _CHUNK
-            size = min(size, max(1, _MODELS // max(payload(group[0].content), 1)))
+            content, message_type = group[0].content, group[0].metadata.message_type
+            device = str(content.config_records[CONFIG]["device"]) if message_type == GAN else ""
+            size = 1 if device and torch_device(device) == "cpu" else _CHUNK  # batching speeds up no GAN on a CPU
+            size = min(size, max(1, _MODELS // max(payload(content), 1)))
             if self._count:
                 share = -(-len(group) // self._count)
-                once = group[0].metadata.message_type == EVALUATE or (summed and share >= _MANY)
+                once = message_type == EVALUATE or (summed and share >= _MANY)
                 size = min(size, share if once else -(-share // _UNITS))
             calls = -(-len(group) // size)
             for number in range(calls):
                 yield group[number::calls] if summed else group[number * size : (number + 1) * size]
-
-    def _ahead(self, requests: Sequence[Message]) -> int:
-        """Return how many calls wait or have replies that are not consumed yet."""
-        large = bool(requests) and payload(requests[0].content) > _LARGE
-        return max(1, self._count * (1 if large else _AHEAD))
 
     def _begin(self, messages: Sequence[Message], new_sums: NewSums | None) -> _Call:
         """Begin a call in a worker, or prepare one in this process."""
@@ -274,11 +272,3 @@ def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
     log(WARNING, "client %s failed: %s", message.metadata.dst_node_id - 1, printable(content))
     code = REFUSALS.get(content.kind, _CLIENT_FAILED) if isinstance(content, ClientError) else _CLIENT_FAILED
     return Message(Error(code, printable(f"{type(content).__name__}: {content}")), reply_to=message)
-
-
-def _runs_one_by_one(message: Message) -> bool:
-    """Whether each client is a chunk of its own, since batching does not speed up its training."""
-    return (
-        message.metadata.message_type == GAN
-        and torch_device(str(message.content.config_records[CONFIG]["device"])) == "cpu"
-    )

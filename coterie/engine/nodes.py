@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.flower.metadata import set_message_id
 
@@ -31,7 +33,9 @@ class SingleProcessGrid(Grid):
     """
 
     def __init__(self, nodes: int) -> None:
-        _identify()
+        # Messages that this process creates; Flower has no public interface for their node id outside a run.
+        if TaskIdentity._run_id is None:
+            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = _RUN_ID, _RUN_ID, SUPERLINK_NODE_ID
         self._number = nodes
         self._ids = itertools.count(1)
         self._replies: dict[str, Message] = {}  # of pushed messages, by the id of the message
@@ -169,25 +173,11 @@ class InProcessGrid(SingleProcessGrid):
     def _reply(self, message: Message, node: int) -> Message:
         """Return the reply of the app to copies of the message and of the context of its node, and keep the latter."""
         context = deepcopy(self.contexts[node])
-        reply = self._app(_with_content(message, deepcopy(message.content)), context)
+        copy = make_message(metadata=deepcopy(message.metadata), content=deepcopy(message.content))
+        reply = self._app(copy, context)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
         if reply.metadata.reply_to_message_id != message.metadata.message_id:
             raise ValueError("the ClientApp returned a message that is no reply to this one: pass reply_to=message")
         self.contexts[node] = context
         return Message(reply.error if reply.has_error() else deepcopy(reply.content), reply_to=message)
-
-
-def _with_content(message: Message, content: RecordDict) -> Message:
-    from flwr.app.message import make_message
-
-    return make_message(metadata=deepcopy(message.metadata), content=content)
-
-
-def _identify() -> None:
-    """Set the node id of messages that this process creates; Flower has no public interface for it outside a run."""
-    from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.supercore.task_identity import TaskIdentity
-
-    if TaskIdentity._run_id is None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = _RUN_ID, _RUN_ID, SUPERLINK_NODE_ID

@@ -83,7 +83,14 @@ def _connect(address: str) -> None:
         _start(options)
         return
     if address != "auto" and "://" not in address:  # other forms of Ray
-        _check_address(address)
+        host, _, port = address.rpartition(":")
+        try:  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise EngineError(
+                f"RAY_ADDRESS = {address!r}: no connection ({error}); it must be host:port as in `ray start "
+                "--address`, of the machine on which `ray start --head` runs"
+            ) from None
     try:
         ray.init(**options)
     except Exception as error:  # Ray has no common class of its errors
@@ -105,18 +112,6 @@ def _start(options: dict[str, Any]) -> None:
                     "RAY_ADDRESS (docs/simulation.md)"
                 ) from error
             _log.warning("Ray does not start on this machine; attempt %d of %d follows", attempt + 1, _STARTS)
-
-
-def _check_address(address: str) -> None:
-    """Check that something listens at the address; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(
-            f"RAY_ADDRESS = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
-            "of the machine on which `ray start --head` runs"
-        ) from None
 
 
 def _check_folder(folder: Path) -> None:

@@ -123,7 +123,12 @@ class Workers(Pool):
 
     def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
         """Return the future result of ``call(content, *arguments)`` in a worker."""
-        path = self._published(content)
+        if id(content) not in self._contents:  # kept, so that no other object takes its id
+            path = Path(self._folder.name, str(next(self._numbers)))
+            with path.open("wb") as file:
+                pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
+            self._contents[id(content)] = content, path
+        path = self._contents[id(content)][1]
         try:
             return self._pool.submit(_call, call, path, *arguments)
         except BrokenProcessPool:
@@ -155,14 +160,6 @@ class Workers(Pool):
         self._open.close()
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
-
-    def _published(self, content: RecordDict) -> Path:
-        if id(content) not in self._contents:  # kept, so that no other object takes its id
-            path = Path(self._folder.name, str(next(self._numbers)))
-            with path.open("wb") as file:
-                pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
-            self._contents[id(content)] = content, path
-        return self._contents[id(content)][1]
 
 
 def _prepare(reports: Any, barrier: threading.Barrier, pool: Connection) -> None:

@@ -61,7 +61,8 @@ def with_retries(grid: Grid) -> Grid:
         setattr(grid, name, call)
     if over_http:  # simulations lose no message, and Flower polls them more often
         backoff.shorten()
-        _return_freed_memory()
+        if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # not in other C libraries
+            mallopt(_M_MMAP_THRESHOLD, 2**20)  # large blocks of replies would remain with the threads that pull them
         exchange = Exchange(grid.push_messages, grid.pull_messages)
         grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
     return grid
@@ -82,13 +83,6 @@ def with_check(grid: Grid, check: Callable[[], None]) -> Grid:
 
     grid.get_nodes = checked  # type: ignore[method-assign]
     return grid
-
-
-def _return_freed_memory() -> None:
-    """Let glibc return large blocks to the system; those of replies would remain with the threads that pull them."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in other C libraries
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _one_by_one(pull: Callable[..., Iterable[Message]]) -> Callable[[Iterable[str]], list[Message]]:

@@ -103,7 +103,9 @@ class Exchange:
         now = time.monotonic()
         asked: dict[_Key, _Request] = {}
         for message in messages:
-            key = _key(message)
+            metadata, content = message.metadata, message.content
+            identity = id(content) if content else 0  # a repeated request has the same content
+            key = metadata.dst_node_id, metadata.message_type, metadata.group_id, identity
             request = asked[key] = self._open.get(key) or _Request(message)
             if request.ids:
                 set_message_id(message, request.ids[-1])
@@ -195,7 +197,9 @@ class Exchange:
         old = request.message
         config = old.content.get(CONFIG)
         paid = isinstance(config, ConfigRecord) and RECORD_PLANS in config
-        if request.attempts >= _ATTEMPTS or (paid and not _replays(probe)):
+        declared = probe.content.get(REPLY) if probe.has_content() else None  # whether the client replays its reply
+        replays = isinstance(declared, ConfigRecord) and declared.get("repeats") is True
+        if request.attempts >= _ATTEMPTS or (paid and not replays):
             return error_reply("", "the message or its reply was lost", ErrorCode.MESSAGE_UNAVAILABLE)
         request.attempts += 1
         metadata = old.metadata
@@ -225,8 +229,9 @@ class _Pulls:
         """The reply to a message; empty if it is not here yet."""
         seconds = 0.0
         if message_id not in self._running:
-            if self._holding() >= _PULLS:
-                return []
+            begin = time.monotonic() - _PULL_SECONDS
+            if sum(future.done() or started > begin for future, started in self._running.values()) >= _PULLS:
+                return []  # so many replies are in memory, complete or in part
             self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _POLL_SECONDS
         future, _ = self._running[message_id]
         if not wait([future], seconds).done:
@@ -239,11 +244,6 @@ class _Pulls:
         for message_id in (*request.ids, *request.probes):
             self._running.pop(message_id, None)
 
-    def _holding(self) -> int:
-        """Return how many replies are in memory, complete or in part."""
-        begin = time.monotonic() - _PULL_SECONDS
-        return sum(future.done() or started > begin for future, started in self._running.values())
-
     def _started(self, message_id: str) -> Future[list[Message]]:
         future: Future[list[Message]] = Future()
 
@@ -255,19 +255,6 @@ class _Pulls:
 
         threading.Thread(target=pull, daemon=True).start()
         return future
-
-
-def _key(message: Message) -> _Key:
-    """Key that a repeated request shares with the first one."""
-    metadata, content = message.metadata, message.content
-    return metadata.dst_node_id, metadata.message_type, metadata.group_id, id(content) if content else 0
-
-
-def _replays(probe: Message) -> bool:
-    """Whether a client declares that it replays its reply to a repeated request."""
-    content = probe.content if probe.has_content() else None
-    record = content.get(REPLY) if isinstance(content, RecordDict) else None
-    return isinstance(record, ConfigRecord) and record.get("repeats") is True
 
 
 def error_reply(message_id: str, reason: str, code: int = ErrorCode.UNKNOWN) -> Message:

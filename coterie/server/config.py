@@ -219,14 +219,6 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {**explicit, **determined, _SCHEMA: str(schema)}
 
 
-def _with_columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the names of the columns of a simulation's tables, unless these have a schema."""
-    named = values.get(_SCHEMA) or values.get(_COLUMNS) or "x" in str(values.get("data.input-shape"))
-    if values.get("data.dataset") != OWN_DATA or named:
-        return dict(values)
-    return {**values, _COLUMNS: first_columns(values.get("data.data-dir") or os.environ.get("COTERIE_DATA"))}
-
-
 def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:
     declared = settings_class.declared()
     return settings_class(
@@ -261,7 +253,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
         given = combined(values)
-        values = resolved(given) if deployed else _with_columns(resolved(given))
+        values = resolved(given)
+        named = values[_SCHEMA] or values[_COLUMNS] or "x" in str(values["data.input-shape"])
+        if values["data.dataset"] == OWN_DATA and not deployed and not named:  # the columns of a simulation's tables
+            values[_COLUMNS] = first_columns(values["data.data-dir"] or os.environ.get("COTERIE_DATA"))
         for name, table in _TABLES.items():
             setattr(self, name, _table(table, values))
         self.options = _table(self.method.settings_class, values)
@@ -270,7 +265,17 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         if self.aggregation.sampling_rate is None:
             self.aggregation = replace(self.aggregation, sampling_rate=planning.sampling_rate(self))
         if self.evaluation.evaluate is None:
-            self._choose_evaluation(deployed)
+            unit = self.privacy.privacy_unit
+            evaluate = "diagnostic" if not deployed or unit == "none" else "off" if unit == "record" else "private"
+            self.evaluation = replace(self.evaluation, evaluate=evaluate)
+            if evaluate == "private":  # only if private evaluations can be planned
+                try:
+                    self._check_combinations()
+                    _ = self.plan
+                except (ConfigError, PrivacyError) as error:
+                    reason = f"private evaluations cannot be planned ({error})"
+                    self._evaluation_warning = f"evaluate = 'auto' is off: {reason}"
+                    self.evaluation = replace(self.evaluation, evaluate="off")
         if self.evaluation.evaluate_clients is None:  # diagnostics of a large simulation read some clients
             exact = self.evaluation.evaluate == "diagnostic" and self.method.produces == "models"
             some = exact and not deployed and self.data.clients > _EVALUATED
@@ -546,13 +551,16 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""
-        schema = self.facts.schema
-        return [
-            *filter(None, [self._evaluation_warning]),
-            *(schema.warnings() if schema else ()),
-            *self._unused_warnings(),
-            *planning.warnings(self),
-        ]
+        warnings = [self._evaluation_warning] if self._evaluation_warning else []
+        if self.facts.schema:
+            warnings += self.facts.schema.warnings()
+        if self.method.produces == "models" and self.unused:
+            warnings.append(
+                f"the outputs of model '{self.training.network}' do not depend on its parameters "
+                f"{', '.join(self.unused)}: they are sent, and under privacy receive noise, to no effect; remove them, "
+                "or freeze them at fixed values"
+            )
+        return warnings + planning.warnings(self)
 
     @cached_property
     def unused(self) -> list[str]:
@@ -563,36 +571,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """
         return networks.check_network(self.training.network, *self.examples, self.facts.kind)
 
-    def _unused_warnings(self) -> list[str]:
-        if self.method.produces != "models" or not self.unused:
-            return []
-        return [
-            f"the outputs of model '{self.training.network}' do not depend on its parameters {', '.join(self.unused)}: "
-            "they are sent, and under privacy receive noise, to no effect; remove them, or freeze them at fixed values"
-        ]
-
     # ---- checks -------------------------------------------------------------------------------------------
 
-    def _choose_evaluation(self, deployed: bool) -> None:
-        """Set the value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
-        unit = self.privacy.privacy_unit
-        first = "diagnostic" if not deployed or unit == "none" else "off" if unit == "record" else "private"
-        self.evaluation = replace(self.evaluation, evaluate=first)
-        if first != "private":
-            return
-        try:
-            self._check_combinations()
-            _ = self.plan
-        except (ConfigError, PrivacyError) as error:
-            self._evaluation_warning = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
-            self.evaluation = replace(self.evaluation, evaluate="off")
-
     def _check_effective(self, given: Mapping[str, Any]) -> None:
-        """Check that all given settings have an effect.
-
-        Raises:
-            ConfigError: another setting disables one of them.
-        """
+        """Check that no other setting disables one of the given ones."""
         values, declared = self.values, self.declared
         for name, value in given.items():
             only = declared[name].only if name in declared else None
@@ -610,11 +592,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             )
 
     def _check_unit(self, given: Mapping[str, Any]) -> None:
-        """Check that the unit of privacy uses the given settings of privacy.
-
-        Raises:
-            ConfigError: one of them is given, but not the unit, which is none; or a mechanism is, at record level.
-        """
+        """Check that the unit of privacy uses the given settings of privacy."""
         unit, mechanism = self.privacy.privacy_unit, self.privacy.mechanism
         if unit == "record" and mechanism != self.declared[_MECHANISM].default:
             raise ConfigError(
@@ -653,18 +631,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             self.data.group_of()
             plan = planning.sketch(self)
             self._check_rounds(plan)
-            self._check_own_training(self.strategy(plan))
+            trainer = self.training.plugins.get("trainer")
+            if self.strategy(plan).penalises and trainer is not None:
+                raise ConfigError(
+                    f"trainer = {trainer!r}: {run.strategy} adds a penalty to the loss, of which another training loop "
+                    "knows nothing; leave it out, or change strategy"
+                )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
-
-    def _check_own_training(self, strategy: ClusteredStrategy) -> None:
-        """Check that the method works with the training loop of a user, if there is one."""
-        trainer = self.training.plugins.get("trainer")
-        if trainer is not None and strategy.penalises:
-            raise ConfigError(
-                f"trainer = {trainer!r}: {self.run.strategy} adds a penalty to the loss, of which another training "
-                "loop knows nothing; leave it out, or change strategy"
-            )
 
     def _check_search(self) -> None:
         run, clients = self.run, self.data.clients

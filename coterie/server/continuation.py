@@ -44,22 +44,15 @@ def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
         raise ContinuationError(
             f"stops after round {config.run.stop_after}, before the further rounds: add --set stop-after=0"
         )
-    if changed and config.evaluation.evaluate == "private":
-        _check_schedule(config.run.stop_after or config.run.rounds, stored.run.rounds, config.evaluation.evaluate_every)
-    return {name: new for name, (_, new) in changed.items()}
-
-
-def _check_schedule(end: int, planned: int, every: int) -> None:
-    """Check that the kinds of charges follow from the plan: only where they end may depend on what was released.
-
-    Raises:
-        ContinuationError: a private evaluation would be due at a round that the plan does not fix.
-    """
-    if end != planned and end % every:
+    # The kinds of charges follow from the plan: only where they end may depend on what was released.
+    end, planned = config.run.stop_after or config.run.rounds, stored.run.rounds
+    every = config.evaluation.evaluate_every
+    if changed and config.evaluation.evaluate == "private" and end != planned and end % every:
         raise ContinuationError(
             f"evaluates privately every {every} rounds: it can go on to round {planned}, or to a multiple of {every}, "
             f"not to round {end}"
         )
+    return {name: new for name, (_, new) in changed.items()}
 
 
 def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> Plan:

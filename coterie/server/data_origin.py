@@ -92,15 +92,13 @@ class DataOrigin:
             "missing": sorted(before.keys() - now.keys()),
             "new": sorted(now.keys() - before.keys()),
         }
-        differences = [f"{_some(names)} {kind}" for kind, names in kinds.items() if names]
+        differences = []
+        for kind, names in kinds.items():
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            differences += [f"{', '.join(names[:_LISTED])}{more} {kind}"] if names else []
         if differences:
             where = f"in {self.folder} " if self.folder else ""
             raise DataError(f"the data {where}are not those with which the run began: {'; '.join(differences)}")
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def require_data(config: RunConfig) -> None:

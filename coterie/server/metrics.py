@@ -55,7 +55,14 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
     losses = [reply.loss for reply in replies if reply.loss is not None]
     if len(losses) == len(replies):
         scores["client_loss"] = losses
-    scores |= _personal_scores(replies, groups)
+    own = [reply.personal_accuracy for reply in replies if reply.personal_accuracy is not None]
+    if len(own) == len(replies):  # all clients have fitted a model to their own records
+        scores |= {
+            "personal_accuracy": float(np.mean(own)),
+            "personal_worst_group_accuracy": min(float(np.mean(np.array(own)[groups == g])) for g in np.unique(groups)),
+            "personal_worst_client_accuracy": min(own),
+            "client_personal_accuracy": own,
+        }
     least = int(np.argmin(sizes))
     if np.sum(sizes == sizes[least]) == 1 and len(present) > 1:  # one group is smaller than all others
         scores["minority_accuracy"] = float(accuracy[groups == least].mean())
@@ -71,19 +78,6 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
             "confusion": table.ravel().tolist(),
         }
     return MetricRecord(scores)
-
-
-def _personal_scores(replies: Sequence[EvaluationReply], groups: IntArray) -> dict[str, Any]:
-    """Scores of the models that clients fitted to their own records; empty unless all clients did."""
-    own = [reply.personal_accuracy for reply in replies if reply.personal_accuracy is not None]
-    if len(own) < len(replies):
-        return {}
-    return {
-        "personal_accuracy": float(np.mean(own)),
-        "personal_worst_group_accuracy": min(float(np.mean(np.array(own)[groups == g])) for g in np.unique(groups)),
-        "personal_worst_client_accuracy": min(own),
-        "client_personal_accuracy": own,
-    }
 
 
 def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
@@ -104,7 +98,10 @@ def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
     agreed, chance = counts[rows, columns].sum() / total, of_clusters[rows] @ of_classes[columns] / total**2
     apart = entr(of_clusters / total).sum() + entr(of_classes / total).sum()
     mutual = apart - entr(counts / total).sum()
-    together, in_clusters, in_classes, pairs = map(_pairs, (counts, of_clusters, of_classes, total))
+    # Pairs of records in the same place.
+    together, in_clusters, in_classes, pairs = (
+        float(np.sum(sizes * (sizes - 1) / 2)) for sizes in (counts, of_clusters, of_classes, total)
+    )
     expected, most = in_clusters * in_classes / max(pairs, 1), (in_clusters + in_classes) / 2
     return {
         "accuracy": float(agreed),
@@ -112,11 +109,6 @@ def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
         "kappa": float((agreed - chance) / (1 - chance)) if chance < 1 else 1.0,
         "ari": float((together - expected) / (most - expected)) if most > expected else 1.0,
     }
-
-
-def _pairs(counts: npt.NDArray[np.float64]) -> float:
-    """Of two records in the same place."""
-    return float(np.sum(counts * (counts - 1) / 2))
 
 
 @summary_of(LabelCounts)

@@ -18,7 +18,7 @@ from coterie.privacy.accounting import min_noise
 from coterie.privacy.certificate import visible_epsilon
 from coterie.server import planning
 from coterie.server.config import RunConfig
-from coterie.server.some_clients import SomeClients
+from coterie.server.simulated_scores import SomeClients
 from coterie.wire.messages import Layout
 
 _RATES = (0.05, 0.1, 0.2, 0.5, 1.0)

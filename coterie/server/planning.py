@@ -11,7 +11,7 @@ from coterie import models as networks
 from coterie.datasets import OWN_DATA
 from coterie.fields import MAX_COHORT, MAX_PLANS
 from coterie.fields.plugins import source_hash
-from coterie.fields.settings import ConfigError, Setting, suggestion
+from coterie.fields.settings import ConfigError, suggestion
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.privacy.score_histograms import MAX_CLASSES
@@ -160,21 +160,18 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         return numbers
     if privacy.accountant is not None:
         numbers["accountant"] = privacy.accountant
-    options = {
-        "identifiers": privacy.identifiers,
-        "participation": privacy.participation,
-        "dropout": privacy.dropout,
-        "corrupt": privacy.corrupt,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    mechanism_options = {name: given[name] for name in PLANS[privacy.mechanism].options if name in given}
+    mechanism = PLANS[privacy.mechanism]
+    share = privacy.identifier_share
+    if share is None:
+        share = _SEARCH_IDENTIFIER_SHARE if config.searches else mechanism.default_identifier_share
+    options = {name: getattr(privacy, name, None) for name in mechanism.options}
     return {
         **numbers,
-        **mechanism_options,
+        **{name: value for name, value in options.items() if value is not None},
         **_clipping(config),
         "epsilon": privacy.epsilon,
         "delta": delta(config),
-        "identifier_share": _identifier_share(config),
+        "identifier_share": share if sizes_until(config) else 0.0,
         "sizes_until": sizes_until(config) or math.inf,
         "evaluations": config.method.evaluations(config.run.rounds, every),
         "evaluation_noise": config.evaluation.evaluate_noise,
@@ -196,16 +193,6 @@ def _rebalance_min(config: RunConfig) -> float:
     if not config.method.rebalances:
         return 0.0
     return max(1.0, config.sampling_rate * config.data.clients / max(config.models, 1) // 3)
-
-
-def _identifier_share(config: RunConfig) -> float:
-    """Return the share of a round's privacy for labels or sizes; 0 if they are not used."""
-    privacy = config.privacy
-    if not sizes_until(config):
-        return 0.0
-    if privacy.identifier_share is not None:
-        return privacy.identifier_share
-    return _SEARCH_IDENTIFIER_SHARE if config.searches else PLANS[privacy.mechanism].default_identifier_share
 
 
 def sizes_until(config: RunConfig) -> float:
@@ -260,19 +247,13 @@ def check_records(config: RunConfig) -> None:
             raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
 
 
-def _profile_settings(config: RunConfig) -> dict[str, Setting]:
-    """Return the settings of a client profile, by the last part of their names."""
-    names = ("privacy.epsilon", "privacy.delta", "training.batch-size", "data.samples-per-client")
-    declared = config.declared
-    return {declared[name].key: declared[name] for name in names}
-
-
 def _profiles(config: RunConfig) -> list[dict[str, Any]]:
-    """Return the settings of clients 0, 1, ..., assigned cyclically."""
-    settings = _profile_settings(config)
+    """Return the settings of clients 0, 1, ..., assigned cyclically, by the last part of their names."""
+    names = ("privacy.epsilon", "privacy.delta", "training.batch-size", "data.samples-per-client")
+    settings = {config.declared[name].key: config.declared[name] for name in names}
     profiles = []
     for text in config.record_level.profiles.split(";"):
-        profile = {}
+        profile = {key: config[key] for key in settings}
         for assignment in text.split():
             name, _, value = assignment.partition("=")
             if name not in settings:
@@ -289,10 +270,12 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
     """Return the plans of clients 0, 1, ..., assigned cyclically; calibrated unless ``noise`` is given."""
     level, privacy = config.record_level, config.privacy
     choices = config.method.max_selections(config.run.rounds)
-    clustered = _clustered_first_round(config) if noise is None else None
+    first_round = None  # the public numbers from which its noise follows, unless settings determine it
+    chosen = level.first_batch_size is not None or level.first_round_noise_ratio is not None
+    if noise is None and not chosen and config.method.full_first_batch and config.models:  # else it needs more signal
+        first_round = FirstRound(clients=config.data.clients, groups=config.models, parameters=_parameters(config))
     plans = []
-    for overrides in _profiles(config):
-        profile = {key: overrides.get(key, config[key]) for key in _profile_settings(config)}
+    for profile in _profiles(config):
         many, first = profile["samples-per-client"], level.first_batch_size
         if first is None and config.method.full_first_batch:
             first = many
@@ -313,22 +296,13 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             "held_out_epsilon": score_share(config) * profile["epsilon"],
         }
         ratio = level.first_round_noise_ratio or 1.0
-        if clustered is not None:
-            plans.append(clustered.calibrated(**numbers))
+        if first_round is not None:
+            plans.append(first_round.calibrated(**numbers))
         elif noise is None:
             plans.append(RecordPlan.calibrated(first_noise_ratio=ratio, **numbers))
         else:
             plans.append(RecordPlan(noise_multiplier=noise, first_noise_multiplier=ratio * noise, **numbers))
     return tuple(plans)
-
-
-def _clustered_first_round(config: RunConfig) -> FirstRound | None:
-    """Return the public numbers from which the noise of round 1 follows; None if settings determine it."""
-    level = config.record_level
-    chosen = level.first_batch_size is not None or level.first_round_noise_ratio is not None
-    if chosen or not config.method.full_first_batch or not config.models:  # finding the number needs more signal
-        return None
-    return FirstRound(clients=config.data.clients, groups=config.models, parameters=_parameters(config))
 
 
 def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
@@ -414,9 +388,31 @@ def warnings(config: RunConfig) -> list[str]:
             f"delta = {config.delta:g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
-    return (
-        messages if config.method.produces == "labels" else [*messages, *_rate_warning(config), *_noise_warning(config)]
-    )
+    if config.method.produces == "labels":
+        return messages
+    plan, clients, size = config.plan, config.data.clients, _parameters(config)
+    if abs(plan.rate / plan.sampling_rate - 1) >= 0.01:
+        messages.append(
+            f"sampling-rate = {plan.sampling_rate:g}: a cohort of mechanism {plan.mechanism} has a share of "
+            f"{plan.rate:.3g} of the clients"
+        )
+    members = plan.expected_members
+    if isinstance(plan, RecordLevel):
+        client_plan = plan.client_plans[0]
+        steps = client_plan.rounds * client_plan.local_epochs * (client_plan.num_examples // client_plan.batch_size)
+        noise = client_plan.noise_of_gradients(False) * math.sqrt(size / (steps * members)) / client_plan.batch_size
+        remedy = "use more records in larger batches, more clients"
+    else:
+        moved = 1 if plan.sampler == "poisson" else 2  # an additional client, or a replaced one
+        noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
+        remedy = f"use privacy-unit = record, about {math.ceil(noise) * clients} clients instead of {clients}"
+    if noise > 1:  # it moves a model further than all updates together can
+        messages.append(
+            f"the noise dominates the signal: over the run it moves a model {noise:.3g} times as far as all clipped "
+            f"updates can ({size} parameters, {members:.3g} clients per model and round, noise multiplier "
+            f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
+        )
+    return messages
 
 
 def _parameters(config: RunConfig) -> int:
@@ -436,38 +432,4 @@ def participation_warnings(plan: Plan) -> list[str]:
         "messages on the network and the SuperLink's log show which clients take part: against those who see them, "
         f"epsilon is {visible:.3g}, not {stated['epsilon']:.3g}; sampling-rate = 1 keeps epsilon, and so does "
         "mechanism = banded with visible participation, and secure"
-    ]
-
-
-def _rate_warning(config: RunConfig) -> list[str]:
-    """Return a warning if the mechanism rounds the sampling rate."""
-    plan = config.plan
-    if abs(plan.rate / plan.sampling_rate - 1) < 0.01:
-        return []
-    return [
-        f"sampling-rate = {plan.sampling_rate:g}: a cohort of mechanism {plan.mechanism} has a share of "
-        f"{plan.rate:.3g} of the clients"
-    ]
-
-
-def _noise_warning(config: RunConfig) -> list[str]:
-    """Return a warning if the noise of the run moves a model further than all updates together can."""
-    plan, clients = config.plan, config.data.clients
-    size = _parameters(config)
-    members = plan.expected_members
-    if isinstance(plan, RecordLevel):
-        client_plan = plan.client_plans[0]
-        steps = client_plan.rounds * client_plan.local_epochs * (client_plan.num_examples // client_plan.batch_size)
-        noise = client_plan.noise_of_gradients(False) * math.sqrt(size / (steps * members)) / client_plan.batch_size
-        remedy = "use more records in larger batches, more clients"
-    else:
-        moved = 1 if plan.sampler == "poisson" else 2  # an additional client, or a replaced one
-        noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
-        remedy = f"use privacy-unit = record, about {math.ceil(noise) * clients} clients instead of {clients}"
-    if noise <= 1:
-        return []
-    return [
-        f"the noise dominates the signal: over the run it moves a model {noise:.3g} times as far as all clipped "
-        f"updates can ({size} parameters, {members:.3g} clients per model and round, noise multiplier "
-        f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
     ]

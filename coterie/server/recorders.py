@@ -13,10 +13,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from logging import WARNING
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.common.logger import log
@@ -25,7 +24,6 @@ from coterie.fields.settings import ConfigError
 from coterie.files import FileError, read_bytes, read_object
 from coterie.logs import printable
 from coterie.results import RoundRecord
-from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 
 #: Environment variable that names the recorders, separated by commas.
@@ -100,7 +98,7 @@ class _Recording:
         try:
             self._series = _SERIES[name](folder)
             self._known = self._series.known()
-            self._add_all()
+            self._add(folder.rounds())
         except Exception as error:  # of a library, a network or a database
             raise ConfigError(f"{name} cannot be opened: {_described(error)}") from None
 
@@ -114,13 +112,16 @@ class _Recording:
     def finish(self, status: str) -> None:
         """Write what is missing, also what a crash kept from the series, and the result."""
         try:
-            self._add_all()
-            self._series.finish(status, _facts(self._folder.path))
+            self._add(self._folder.rounds())
+            facts: dict[str, Any] = {}
+            path = self._folder.path / "privacy.json"  # it does not exist before the end of the run
+            with suppress(FileError):
+                guarantee, digest = read_object(path), hashlib.sha256(read_bytes(path)).hexdigest()
+                facts = {key: guarantee.get(key) for key in ("certified", "unit", "epsilon", "delta")}
+                facts["certificate-sha256"] = digest
+            self._series.finish(status, facts)
         except Exception as error:
             log(WARNING, "%s did not record the end of the run: %s", self._name, _described(error))
-
-    def _add_all(self) -> None:
-        self._add(self._folder.rounds())
 
     def _add(self, records: Sequence[RoundRecord]) -> None:
         values = [value for record in records for value in values_of(record.to_json())]
@@ -152,17 +153,6 @@ def values_of(line: Mapping[str, Any]) -> Iterator[Value]:
         for name, number in inner.items():
             if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
                 yield Value(name, line["round"], float(number), now)
-
-
-def _facts(run: Path) -> dict[str, Any]:
-    """What privacy.json states, and its SHA-256; empty before the end of the run."""
-    try:
-        guarantee = read_object(run / "privacy.json")
-        digest = hashlib.sha256(read_bytes(run / "privacy.json")).hexdigest()
-    except FileError:
-        return {}
-    stated = {key: guarantee.get(key) for key in ("certified", "unit", "epsilon", "delta")}
-    return {**stated, "certificate-sha256": digest}
 
 
 def _described(error: Exception) -> str:
@@ -205,6 +195,7 @@ class _MLflow:
         # MLflow sends telemetry unless these are set when it is imported.
         os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"})
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a later round retries
+        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -225,17 +216,12 @@ class _MLflow:
         else:
             number = self._client.create_experiment(name, (path / "mlflow").as_uri() if uri == default_uri else None)
         self._run = self._client.create_run(number, run_name=folder.path.name).info.run_id
-        self._describe(config)
-        folder.write_json("mlflow.json", {**identity, "run": self._run})
-
-    def _describe(self, config: RunConfig) -> None:
-        """Log the settings, without paths, addresses and other places."""
-        from mlflow.entities import Param
-
+        # The settings, without paths, addresses and other places.
         values = {name: value for name, value in config.values.items() if not config.declared[name].place}
         settings = [Param(name, str(value)[:_CHARACTERS]) for name, value in values.items()]
         for start in range(0, len(settings), _PARAMETERS):
             self._client.log_batch(self._run, params=settings[start : start + _PARAMETERS])
+        folder.write_json("mlflow.json", {**identity, "run": self._run})
 
     def known(self) -> set[tuple[str, int]]:
         names = self._client.get_run(self._run).data.metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from logging import WARNING
 from typing import Any, TypeAlias
@@ -45,23 +45,8 @@ class RunError(RuntimeError):
     """The run came to its end without doing what was asked."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The models of a run, for comparisons.
-
-    Attributes:
-        models: (k, d) models.
-        layout: of their parameters.
-        request: with which clients evaluate them.
-    """
-
-    models: npt.NDArray[np.float32]
-    layout: Layout
-    request: Request
-
-
-#: Adds to exact scores, given the models.
-Compare: TypeAlias = Callable[[Diagnostics, Trained], Diagnostics]
+#: Adds to exact scores, given the (k, d) models, their layout, and the request with which clients evaluate them.
+Compare: TypeAlias = Callable[[Diagnostics, npt.NDArray[np.float32], Layout, Request], Diagnostics]
 
 
 def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
@@ -129,10 +114,11 @@ def _run(folder: RunFolder, grid: Grid, compare: Compare | None) -> Outcome:
     if strategy.statistics.accepted:
         folder.failure = None
     evaluated = _last_evaluation(config, folder, result)
-    scores = _exact(config, evaluated)
-    if compare is not None and scores is not None:
-        scores = compare(scores, Trained(trained, layout, strategy.evaluation()))
-    outcome = _outcome(config, strategy, guarantee, folder, evaluated, scores)
+    scores = evaluated.scores.last(evaluated.round)
+    exact = config.evaluation.evaluate != "private" and scores != Diagnostics().last(evaluated.round)
+    if compare is not None and exact:
+        scores = compare(scores, trained, layout, strategy.evaluation())
+    outcome = _outcome(config, strategy, guarantee, folder, evaluated, scores if exact else None)
     folder.write_outcome(outcome)
     if strategy.statistics.dropped:
         log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
@@ -234,8 +220,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     shape, classes = config.examples
     if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
-        _check_network(config)
-        _check_plugins(config)
+        _check_training(config)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
@@ -277,30 +262,25 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _check_network(config: RunConfig) -> None:
-    """Check the network of a user, at record level also that it has gradients of records; Coterie's own have."""
-    model, kind = config.training.network, config.facts.kind
+def _check_training(config: RunConfig) -> None:
+    """Check what users provide: their network, at record level also that it has gradients of records, and plug-ins."""
+    model, kind, shape = config.training.network, config.facts.kind, config.examples[0]
     _ = config.unused
     if config.privacy.privacy_unit == "record" and (config.units or not networks.is_tested(model)):
         from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
 
-        network, shape = networks.build(model, *config.examples), config.examples[0]
+        network = networks.build(model, *config.examples)
         check_supported(network, shape, config.task, kind, config.units is not None)
-
-
-def _check_plugins(config: RunConfig) -> None:
-    """Check what users provide for the training of clients."""
     if not config.training.plugins:
         return
     from coterie.client.trainers import check_trainer, random_examples  # import PyTorch
     from coterie.client.training_plugins import TrainingPlugins
 
-    shape, classes = config.examples
     plugins = TrainingPlugins.of(config.training)
     plugins.check(config.task)
     if (trainer := plugins.trainer_class) is not None:
-        network = networks.build(config.training.model, shape, classes)
-        examples = random_examples(shape, config.task, config.facts.kind)
+        network = networks.build(config.training.model, *config.examples)
+        examples = random_examples(shape, config.task, kind)
         check_trainer(trainer, f"trainer '{plugins.trainer}'", network, *examples)
 
 
@@ -326,24 +306,6 @@ def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> Ro
     return RoundRecord.of({"round": number, **metrics}, noisy=config.evaluation.evaluate == "private")
 
 
-def _exact(config: RunConfig, evaluated: RoundRecord) -> Diagnostics | None:
-    """Exact scores of the last evaluation; None where there are none, as under ``evaluate = private``."""
-    scores = evaluated.scores.last(evaluated.round)
-    return None if config.evaluation.evaluate == "private" or scores == Diagnostics().last(evaluated.round) else scores
-
-
-def _diagnostics(config: RunConfig, certified: bool, scores: Diagnostics) -> Diagnostics:
-    """Exact scores as they are stored."""
-    groups = scores.classes or len(scores.group_accuracy or ())
-    sampled = config.evaluation.evaluate_clients
-    return replace(
-        scores.without_clients() if certified else scores,
-        confusion=scores.confusion and np.reshape(scores.confusion, (-1, groups)).tolist(),
-        groups=groups if groups and config.method.produces == "models" else None,
-        evaluated_clients=min(sampled, config.data.clients) if sampled else None,
-    )
-
-
 def _outcome(
     config: RunConfig,
     strategy: ClusteredStrategy,
@@ -355,6 +317,15 @@ def _outcome(
     records = folder.rounds()
     released = {record.round for record in records if "skipped" not in record.notes}
     training = sum(record.seconds or 0.0 for record in records)
+    if scores is not None:
+        groups = scores.classes or len(scores.group_accuracy or ())
+        sampled = config.evaluation.evaluate_clients
+        scores = replace(
+            scores.without_clients() if guarantee["certified"] else scores,
+            confusion=scores.confusion and np.reshape(scores.confusion, (-1, groups)).tolist(),
+            groups=groups if groups and config.method.produces == "models" else None,
+            evaluated_clients=min(sampled, config.data.clients) if sampled else None,
+        )
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Outcome(
         strategy=config.run.strategy,
@@ -383,5 +354,5 @@ def _outcome(
             Site(client=client, cluster=cluster)
             for client, cluster in sorted(_clusters_of(strategy, len(records), evaluated.scores).items())
         ),
-        diagnostics=scores and _diagnostics(config, guarantee["certified"], scores),
+        diagnostics=scores,
     )

@@ -9,18 +9,17 @@ import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.fields.settings import ConfigError
 from coterie.server.config import RunConfig
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
-from coterie.server.run import Trained, execute
+from coterie.server.run import execute
 
 if TYPE_CHECKING:
     from coterie.engine.workers import Pool
-    from coterie.results import Diagnostics, Outcome
+    from coterie.results import Outcome
 
 
 def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) -> DataOrigin:
@@ -71,12 +70,21 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None,
         RunError: see :func:`coterie.server.run`.
         EngineError: the Ray engine cannot be used.
     """
+    from coterie.client.cohort import torch_device
     from coterie.engine.in_process import LocalGrid, MaskedGrid, SummingGrid
+    from coterie.engine.ray import ray_workers
+    from coterie.engine.workers import workers_for
+    from coterie.server.simulated_scores import with_client_scores
 
     config = folder.config
+    opened: AbstractContextManager[int | Pool]
+    if engine == "ray":
+        opened = ray_workers(client_cpus, folder.path)
+    else:
+        opened = nullcontext(workers_for(config.trainings, torch_device(config.training.device), cores or _cores()))
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     check = partial(require_data, config)
-    with _workers(config, folder.path, engine, cores, client_cpus) as workers:
+    with opened as workers:
         grid: LocalGrid
         if config.privacy.masks:
             grid = MaskedGrid(config.data.clients, workers, folder.report_progress)
@@ -87,36 +95,9 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None,
 
             grid = RayGrid(config.data.clients, workers, check=check)
         try:
-            return execute(folder, grid, partial(_compared, folder))
+            return execute(folder, grid, partial(with_client_scores, config, folder.path / "clients"))
         finally:
             grid.close()
-
-
-def _workers(
-    config: RunConfig, folder: Path, engine: str, cores: int | None, client_cpus: int
-) -> AbstractContextManager[int | Pool]:
-    """Return the number of worker processes, or what takes their place on Ray."""
-    from coterie.client.cohort import torch_device
-    from coterie.engine.ray import ray_workers
-    from coterie.engine.workers import workers_for
-
-    if engine == "ray":
-        return ray_workers(client_cpus, folder)
-    return nullcontext(workers_for(config.trainings, torch_device(config.training.device), cores or _cores()))
-
-
-def _compared(folder: RunFolder, scores: Diagnostics, trained: Trained) -> Diagnostics:
-    """Add metrics of the models, and the accuracies of models that clients train alone."""
-    from coterie.server.alone import compared_alone
-    from coterie.server.pooled_metrics import with_metrics
-    from coterie.wire import EvaluateRequest
-
-    request = trained.request
-    if isinstance(request, EvaluateRequest):
-        scores = with_metrics(
-            folder.config, scores, trained.models, trained.layout, folder.path / "clients", additive=request.additive
-        )
-    return compared_alone(folder.config, scores)
 
 
 def _cores() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,23 @@ class StartModels:
                 f"start-from = '{run}': its models have other frozen parameters or buffers than those that model "
                 f"'{config.training.model}' builds; use the code and files of that run"
             )
-        counts = config.privacy.privacy_unit != "none"
-        events = _composed(run, header, charges, config) if counts else Counter[Event]()
-        reasons = certificate(header, charges)["reasons"] if counts else []
+        events, reasons = Counter[Event](), []
+        if config.privacy.privacy_unit != "none":
+            earlier = plan_in_force(header, charges)
+            if reason := _obstacle(earlier, config.plan):
+                raise ConfigError(f"start-from = '{run}': {reason}{_OTHERS}")
+            events = events_of_a_client(earlier.expected(charges, earlier, earlier_events(header)))
+            reasons = certificate(header, charges)["reasons"]
         entry = {
             "run": run.absolute().name,
             "ledger": charges[-1].get("chain", "") if charges else "",
             "header": header_digest(header),
             "reasons": reasons,
-            "events": [_line(event, count) for event, count in events.items()],
+            "events": [
+                {name: value for name, value in asdict(event).items() if name not in ("slot", "slots")}
+                | {"count": count}
+                for event, count in events.items()
+            ],
         }
         return cls(checkpoint, entry, events)
 
@@ -119,21 +127,6 @@ class StartModels:
             )
 
 
-def _composed(
-    run: Path, header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]], config: RunConfig
-) -> Counter[Event]:
-    """Return the events of a run that count in a new one on the same clients.
-
-    Raises:
-        ConfigError: they cannot be composed.
-    """
-    earlier, plan = plan_in_force(header, charges), config.plan
-    reason = _obstacle(earlier, plan)
-    if reason:
-        raise ConfigError(f"start-from = '{run}': {reason}{_OTHERS}")
-    return events_of_a_client(earlier.expected(charges, earlier, earlier_events(header)))
-
-
 def _obstacle(earlier: Guarantee, plan: Plan) -> str:
     """Return why the events of two runs on the same clients cannot be composed; empty if they can."""
     if not earlier.private:
@@ -150,8 +143,3 @@ def _obstacle(earlier: Guarantee, plan: Plan) -> str:
     if not certifies(plan.accountant):
         return f"accountant {plan.accountant} does not compose other runs (pld and rdp do)"
     return ""
-
-
-def _line(event: Event, count: int) -> dict[str, Any]:
-    numbers = {name: value for name, value in asdict(event).items() if name not in ("slot", "slots")}
-    return {**numbers, "count": count}

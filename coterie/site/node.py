@@ -103,10 +103,6 @@ class NodeConfig(Fields):  # large: one field per key
 
     def __post_init__(self) -> None:
         self.to_record()
-        for problem in self._problems():
-            raise DeployError(problem)
-
-    def _problems(self) -> list[str]:
         shape, classes = self.input_shape is not None, self.num_classes is not None
         budget = self.epsilon is not None or self.delta is not None
         rules = {
@@ -139,7 +135,8 @@ class NodeConfig(Fields):  # large: one field per key
         paths = {key_of(name): getattr(self, name) for name in names}
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]
-        return broken + [f"{key} must be an absolute path" for key in relative]
+        for problem in broken + [f"{key} must be an absolute path" for key in relative]:
+            raise DeployError(problem)
 
     @property
     def declaration(self) -> tuple[str | None, str | None, int | None, str | None, str | None, str | None]:

@@ -318,37 +318,32 @@ class RosterFile:
     def __init__(self, path: Path, authority: Path, seen: Path | None = None) -> None:
         self._paths, self._seen = (path, authority), seen
         self._read = self._stamp()
-        self.roster = self._load()
+        self.roster = read_newest(path, authority, seen)
         self.problem = ""
 
     def client_of(self, public_key: bytes) -> tuple[int, str]:
         """Return the client of a node, and its name, by the newest usable roster; see :meth:`Roster.client_of`."""
         if (stamp := self._stamp()) != self._read:
-            self._read = stamp
-            self._update()
+            self._read, self.problem = stamp, ""
+            try:
+                roster = read_newest(*self._paths, self._seen)
+            except DeployError as error:
+                self.problem = f"{error}; roster {self.roster.number} stays in use"
+            else:
+                if roster.number < self.roster.number:
+                    used = f"{self.roster.number} stays in use"
+                    self.problem = f"{self._paths[0]} is an older roster, {roster.number}; {used}"
+                else:
+                    self.roster = roster
         return self.roster.client_of(public_key)
 
-    def _update(self) -> None:
-        try:
-            roster = self._load()
-        except DeployError as error:
-            self.problem = f"{error}; roster {self.roster.number} stays in use"
-            return
-        if roster.number < self.roster.number:
-            self.problem = f"{self._paths[0]} is an older roster, {roster.number}; {self.roster.number} stays in use"
-            return
-        self.roster, self.problem = roster, ""
-
-    def _load(self) -> Roster:
-        return read_newest(*self._paths, self._seen)
-
-    def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_identity(path) for path in self._paths)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
+    def _stamp(self) -> list[tuple[int, int] | None]:
+        """Return what tells whether a file was changed, of both files; None for one that is missing."""
+        stamps: list[tuple[int, int] | None] = []
+        for path in self._paths:
+            try:
+                status = path.stat()
+                stamps.append((status.st_mtime_ns, status.st_ino))
+            except OSError:
+                stamps.append(None)
+        return stamps

@@ -15,6 +15,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
@@ -116,8 +117,10 @@ class RunRequest(Fields):  # large: one field per term
         except (FileError, ValueError, binascii.Error):
             raise DeployError("it is not a request that coterie sign has made") from None
         signature = content.pop("signature", None)
-        request = cls.from_record(content)
-        if not is_signed(_public_key(request.key), _PURPOSE, content, signature):
+        request, key = cls.from_record(content), None
+        with suppress(ValueError, UnsupportedAlgorithm):
+            key = load_ssh_public_key(request.key.encode())
+        if not is_signed(key, _PURPOSE, content, signature):
             raise DeployError("its signature does not match: it was changed after it was signed")
         return request
 
@@ -188,10 +191,3 @@ class RunRequest(Fields):  # large: one field per term
         except ValueError:
             raise DeployError(f"{field} is {getattr(self, field)!r}, expected a time in ISO 8601") from None
         return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _public_key(text: str) -> object:
-    try:
-        return load_ssh_public_key(text.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        return None

@@ -98,13 +98,6 @@ def test_a_table_like_another_finds_its_runs(coterie, tmp_path):
     assert_refused(coterie("bench", "other.toml", "--column", "no"), "has no column 'no'")
 
 
-def test_a_table_whose_data_are_elsewhere_says_so_and_fails(coterie, tmp_path):
-    (tmp_path / "mine.toml").write_text(TABLE.replace("[set]", '[set]\ndataset = "mnist"'))
-    status, out, _ = coterie("bench", "mine.toml", "--jobs", 1)
-    assert status == 1
-    assert "[1] dataset 'mnist' requires a folder" in out
-
-
 def test_what_is_no_table_is_refused(coterie, tmp_path):
     assert_refused(coterie("bench", "rr-tabel1"), "rr-tabel1", "did you mean 'rr-table1'?")
     (tmp_path / "mine.toml").write_text("rows = 3")

@@ -1,13 +1,13 @@
 """``coterie privacy`` and ``coterie audit``: known answers, forged papers, broken mechanisms."""
 
 import json
-import math
 import subprocess
 import sys
 
 import pytest
 from kit.commands import assert_refused, document, settings, tree
 from kit.forging import rewrite_ledger
+from kit.tables import for_rows
 
 from coterie.privacy import (
     Event,
@@ -22,7 +22,7 @@ from coterie.privacy import (
     read_ledger,
 )
 from coterie.privacy.check import check
-from coterie.server import RunConfig
+from coterie.server import RunConfig, participation
 
 SETTING = ["--delta", "1e-3", "--sampling-rate", "0.1", "--rounds", "100"]
 
@@ -52,24 +52,19 @@ def answered(answer):
 
 def test_privacy_noise(coterie):
     answer = answered(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--json"))
-    noise = answer["noise_multiplier"]
-    assert noise == pytest.approx(1.1002, rel=1.5e-3)
+    assert answer["noise_multiplier"] == pytest.approx(1.1002, rel=1.5e-3)
     assert 3.98 < answer["epsilon"] <= 4
-    # 1/sigma_eff^2 = 1/sigma_h^2 + 1/sigma_theta^2, a part of 0.04 of it for the counts
-    assert answer["noise_multiplier_counts"] == pytest.approx(noise / 0.2)
-    assert answer["noise_multiplier_updates"] ** -2 + answer["noise_multiplier_counts"] ** -2 == pytest.approx(
-        noise**-2
-    )
-    assert (answer["delta"], answer["unit"], answer["accountant"]) == (1e-3, "client", "pld")
-    assert answer["certifies"] is True
+    assert (answer["delta"], answer["unit"], answer["accountant"], answer["certifies"]) == (1e-3, "client", "pld", True)
     status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING)
     assert (status, err) == (0, "")
-    assert f"{noise:.6g}" in out
-
+    assert f"{answer['noise_multiplier']:.6g}" in out
     unread = chosen(reseed_every=0)  # nobody reads the counts
     without = answered(coterie("privacy", "noise", "--epsilon", 4, *SETTING, *unread, "--json"))
     assert without["noise_multiplier_counts"] is None
     assert without["noise_multiplier_updates"] == without["noise_multiplier"]
+    banded = answered(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--mechanism", "banded", "--json"))
+    assert banded["min_separation"] == 10
+    assert banded["model_noise"] < 1.05 * answer["model_noise"]
 
 
 def test_the_noise_is_that_of_the_run(coterie, tmp_path):
@@ -83,7 +78,9 @@ def test_the_noise_is_that_of_the_run(coterie, tmp_path):
         assert answer[name] == getattr(plan, name)
 
 
-def test_participations_are_compared_at_one_budget(coterie):
+def test_participations_are_compared_at_one_budget(coterie, monkeypatch):
+    monkeypatch.setattr(participation, "_RATES", (0.2, 1.0))  # the noise of each is searched for
+    monkeypatch.setattr(participation, "seconds_of_client", lambda config: 0.01)
     words = ("privacy", "noise", "--compare", "--epsilon", 8, "--delta", "2e-5", "--rounds", 20)
     ways = answered(coterie(*words, "--json"))
     assert all(7.9 < way["epsilon" if way["protects"] == "outsiders" else "epsilon_observers"] <= 8 for way in ways)
@@ -98,10 +95,10 @@ def test_participations_are_compared_at_one_budget(coterie):
     (secure,) = (way for way in ways if (way["protects"], way["sampling_rate"]) == ("the server", 1))
     assert 1.01 < secure["noise"] / best["noise"] < 1.1  # of RDP: nobody drops out, and one of 500 clients is corrupt
     assert shown["banded", 0.2]["noise"] < shown["joint", 0.2]["noise"]
-    status, out, _ = coterie(*words, "--sampling-rate", 1)
+    status, out, _ = coterie(*words)
     assert status == 0
     assert "ε, observers" in out
-    assert out.count("joint") > 5
+    assert out.count("joint") == sum(way["mechanism"] == "joint" for way in ways) > 2
 
 
 @pytest.mark.parametrize(
@@ -112,30 +109,12 @@ def test_participations_need_one_budget_of_clients(coterie, chosen_settings, rea
     assert_refused(coterie("privacy", "noise", "--compare", *chosen(**chosen_settings)), reason)
 
 
-def test_noise_of_the_mechanism_with_identifiers(coterie):
-    words = ("privacy", "noise", "--epsilon", 4, *SETTING, *MANY, "--mechanism", "rr-slot", "--json")
-    answer = answered(coterie(*words))
-    assert answer["noise_multiplier"] == pytest.approx(1.1884, rel=0.01)
-    shift = (math.sqrt(2) / answer["noise_multiplier_counts"]) ** 2 + answer["noise_multiplier_updates"] ** -2
-    assert shift == pytest.approx(answer["noise_multiplier"] ** -2)
-    assert answer["certifies"] is True
-    assert "replace" in answer["adjacency"]
-
-
 def test_a_fixed_cohort_is_a_whole_number_of_clients(coterie):
     """Of 25 clients a rate of 0.1 takes 2, not 2.5: the noise is that of a rate of 0.08."""
     words = ["privacy", "noise", "--epsilon", 4, "--delta", "1e-3", "--rounds", 100, "--mechanism", "rr-slot", "--json"]
     few = answered(coterie(*words, "--sampling-rate", 0.1, "--clients", 25))
     exact = answered(coterie(*words, "--sampling-rate", 0.08, *MANY))
     assert few["noise_multiplier"] == pytest.approx(exact["noise_multiplier"], rel=2e-3)
-
-
-def test_another_accountant_needs_other_noise(coterie):
-    words = ("privacy", "noise", "--epsilon", 4, *SETTING, "--json")
-    rdp = answered(coterie(*words, *chosen(accountant="rdp")))
-    assert rdp["accountant"] == "rdp"
-    assert rdp["noise_multiplier"] > 1.15
-    assert rdp["certifies"] is True
 
 
 def test_privacy_epsilon_is_its_inverse(coterie):
@@ -149,38 +128,18 @@ def test_privacy_epsilon_is_its_inverse(coterie):
     assert "∞" in coterie("privacy", "epsilon", *chosen(privacy_unit="none"))[1]
 
 
-def test_epsilon_by_the_accountants_of_a_fixed_cohort(coterie):
-    words = ("privacy", "epsilon", "--noise-multiplier", 2.573, *SETTING, *MANY, "--mechanism", "rr-slot", "--json")
-    answer = answered(coterie(*words))
-    assert {key for key in answer if key.startswith("epsilon_")} == {"epsilon_pld", "epsilon_rdp"}
-    assert answer["adjacency"] == RRSlot.adjacency
-
-
 def test_record_level_noise(coterie):
     one = answered(coterie("privacy", "noise", "--epsilon", 5, *RECORD, *FIRST, "--json"))
     assert one["noise_multiplier"] == one["first_noise_multiplier"] == pytest.approx(1.230, rel=0.01)
     assert (one["unit"], one["certifies"]) == ("record", True)
     assert 4.98 < one["epsilon"] <= 5
     assert set(one).isdisjoint({"model_noise", "noise_multiplier_updates", "min_separation"})
-    ratio = chosen(first_round_noise_ratio=3)
-    rest = answered(coterie("privacy", "noise", "--epsilon", 5, *RECORD, *FIRST, *ratio, "--json"))
-    assert rest["first_noise_multiplier"] == pytest.approx(3 * rest["noise_multiplier"])
-    assert rest["noise_multiplier"] < one["noise_multiplier"]
     back = ("--noise-multiplier", one["noise_multiplier"])
     cost = answered(coterie("privacy", "epsilon", *RECORD, *FIRST, *back, "--json"))
     assert cost["epsilon_pld"] == pytest.approx(one["epsilon"], rel=1e-9)
 
 
-def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
-    """K = 2: one full-batch step an epoch in round 1, then 199 rounds of two epochs of 206 steps."""
-    words = ("privacy", "epsilon", *RECORD, *FIRST, "--noise-multiplier", 2, *chosen(local_epochs=2), "--json")
-    events = {Event(1.0, 2.0): 2, Event(32 / 6600, 2.0): 199 * 2 * 206}
-    plain = answered(coterie(*words))
-    assert plain["epsilon"] == pytest.approx(epsilon(events, 1e-4), rel=1e-9)
-    assert plain["epsilon_rdp"] == pytest.approx(epsilon(events, 1e-4, "rdp"), rel=1e-9)
-
-
-@pytest.mark.parametrize(
+@for_rows(
     ("words", "parts"),
     [
         (["noise", "--epsilon", "nan", *SETTING], ["epsilon"]),
@@ -196,7 +155,6 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], ["delta"]),
         (["check", "nowhere"], ["nowhere", "ledger.jsonl"]),
     ],
-    ids=lambda value: "_".join(value).replace("/", "-") if isinstance(value, list) else None,
 )
 def test_nonsense_is_refused(coterie, tmp_path, words, parts):
     assert_refused(coterie("privacy", *words, "--json"), *parts)
@@ -267,12 +225,9 @@ def rewrite(path, line, change):
         path.write_text(json.dumps(entry))
 
 
-def problems(answer):
-    status, out, err = answer
-    assert err == ""
-    found = document(out)["problems"]
-    assert status == (1 if found else 0)
-    return found
+def problems(folder):
+    """What `coterie privacy check` finds in a ledger and its certificate."""
+    return check(*read_ledger(folder / "ledger.jsonl"), json.loads((folder / "privacy.json").read_text()))
 
 
 def test_papers_in_order(coterie, papers):
@@ -299,7 +254,7 @@ def test_a_real_run_passes_and_so_does_one_without_privacy(coterie, tmp_path):
     assert "∞" in out
 
 
-def test_more_noise_after_a_crash_is_in_order(coterie, tmp_path):
+def test_more_noise_after_a_crash_is_in_order(tmp_path):
     plan = Joint.calibrated(**NUMBERS, epsilon=6.0)
     folder = tmp_path / "run"
     folder.mkdir()
@@ -312,7 +267,7 @@ def test_more_noise_after_a_crash_is_in_order(coterie, tmp_path):
         ledger.charge_round(number, again.event())
     ledger.close()
     certify(folder)
-    assert problems(coterie("privacy", "check", "run", "--json")) == []
+    assert problems(folder) == []
 
 
 def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
@@ -325,7 +280,7 @@ def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
     assert out.splitlines()[-1] == "verdict: unfinished"
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("line", "change", "parts"),
     [
         (0, {"delta": 1e-3}, ["the ledger has delta"]),
@@ -338,39 +293,45 @@ def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
         (6, {"epsilon": None}, ["charge 6 (round 4) records epsilon null"]),
         (6, {"epsilon": "little"}, ['records epsilon "little"']),
     ],
-    ids=str,
 )
-def test_a_forged_ledger_is_found_out(coterie, papers, line, change, parts):
-    rewrite(papers / "ledger.jsonl", line, lambda entry: entry.update(change))
-    found = problems(coterie("privacy", "check", papers, "--json"))
+def test_a_forged_ledger_is_found_out(papers, line, change, parts):
+    ledger = papers / "ledger.jsonl"
+    before = ledger.read_bytes()
+    rewrite(ledger, line, lambda entry: entry.update(change))
+    found = problems(papers)
+    ledger.write_bytes(before)
     assert any(all(part in problem for part in parts) for problem in found), found
+
+
+def test_what_is_found_out_fails_the_command(coterie, papers):
+    rewrite(papers / "ledger.jsonl", 2, lambda entry: entry.update(noise_multiplier=10.0))
+    found = problems(papers)
+    status, out, err = coterie("privacy", "check", papers, "--json")
+    assert (status, err, document(out)["problems"], document(out)["verdict"]) == (1, "", found, "bad")
     status, out, _ = coterie("privacy", "check", papers)
     assert status == 1
-    assert out.count("problem: ") == len(found)
+    assert out.count("problem: ") == len(found) > 0
     assert "matches the ledger" not in out
 
 
-def test_another_sampler_in_between_ends_the_check(coterie, papers):
+def test_another_sampler_in_between_ends_the_check(papers):
     sampler = {"poisson": "fixed", "fixed": "poisson"}
     rewrite(papers / "ledger.jsonl", 3, lambda entry: entry.update(sampler=sampler[entry["sampler"]]))
-    found = problems(coterie("privacy", "check", papers, "--json"))
+    found = problems(papers)
     assert "charge 3 (round 2) is for" in found[0]
     assert any("cannot be composed" in problem for problem in found)
-    status, out, _ = coterie("privacy", "check", papers)
-    assert status == 1
-    assert "problem: charge 3" in out
 
 
-def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(coterie, tmp_path):
+def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(tmp_path):
     plan = Joint(**NUMBERS, noise_multiplier=1.0, epsilon=50.0)
     folder = written(tmp_path / "run", plan, PLANNED[:2])
     rewrite(folder / "ledger.jsonl", 0, lambda header: (header.update(epsilon=0.5), header["plan"].update(epsilon=0.5)))
     certify(folder)
-    (found,) = problems(coterie("privacy", "check", folder, "--json"))
+    (found,) = problems(folder)
     assert "above the budget of 0.5" in found
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("change", "part"),
     [
         (lambda c: c.update(epsilon=0.99 * c["epsilon"]), "privacy.json has epsilon = "),
@@ -386,20 +347,21 @@ def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(coterie
         (lambda c: c["charged"][0].update(charges=3), "privacy.json has charged = "),
     ],
 )
-def test_a_forged_certificate_is_found_out(coterie, papers, change, part):
+def test_a_forged_certificate_is_found_out(papers, change, part):
+    certify(papers)
     rewrite(papers / "privacy.json", 0, change)
-    (found,) = problems(coterie("privacy", "check", papers, "--json"))
+    (found,) = problems(papers)
     assert part in found
 
 
-def test_versions_and_rounding_may_differ(coterie, papers):
+def test_versions_and_rounding_may_differ(papers):
     def later(stated):
         stated["coterie"] = "9.1.0"
         stated["accountant"] = "dp-accounting 0.9.2, PLD"
         stated["epsilon"] *= 1 + 1e-9
 
     rewrite(papers / "privacy.json", 0, later)
-    assert problems(coterie("privacy", "check", papers, "--json")) == []
+    assert problems(papers) == []
 
 
 def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path):
@@ -410,7 +372,7 @@ def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path)
     assert "not certified: seeded noise (seed 3)" in out
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("name", "content", "parts"),
     [
         ("ledger.jsonl", "", ["ledger.jsonl", "empty"]),
@@ -424,8 +386,11 @@ def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path)
     ],
 )
 def test_damaged_papers_are_an_error(coterie, papers, name, content, parts):
+    before = (papers / name).read_bytes()
     (papers / name).write_bytes(content.encode(errors="surrogateescape"))
-    assert_refused(coterie("privacy", "check", papers, "--json"), *parts)
+    answer = coterie("privacy", "check", papers, "--json")
+    (papers / name).write_bytes(before)
+    assert_refused(answer, *parts)
 
 
 def test_the_plan_of_a_record_level_run_is_checked_too():
@@ -456,6 +421,8 @@ def test_the_total_of_several_runs(coterie, tmp_path):
     assert found["epsilon"] == pytest.approx(epsilon(events, 1e-5), rel=1e-9)
     assert found["epsilon_rdp"] == pytest.approx(epsilon(events, 1e-5, "rdp"), rel=1e-9)
     assert (found["delta"], found["certified"], found["reasons"], found["clients"]) == (1e-5, True, [], 100)
+    written(tmp_path / "seeded", one, PLANNED[:1], seed=3)
+    assert "not certified: seeded: seeded noise (seed 3)" in coterie("privacy", "total", "whole", "seeded")[1]
     assert [each["run"] for each in found["runs"]] == ["whole", "begun"]
     assert found["epsilon"] < sum(epsilon({e: n}, 1e-5) for e, n in events.items())
     at = answered(coterie("privacy", "total", "whole", "begun", "--delta", "1e-3", "--json"))
@@ -466,18 +433,6 @@ def test_the_total_of_several_runs(coterie, tmp_path):
     lax = answered(coterie("privacy", "total", "whole", "begun", "--delta", "0.02", "--json"))
     assert lax["certified"] is False
     assert "delta = 0.02 is above 1/100" in lax["reasons"][0]
-
-
-def test_the_total_with_a_run_that_is_not_certified_says_why(coterie, tmp_path):
-    plan = Joint(**NUMBERS, noise_multiplier=1.2, epsilon=8.0)
-    written(tmp_path / "good", plan, PLANNED[:1])
-    written(tmp_path / "seeded", plan, PLANNED[:1], seed=3)
-    found = answered(coterie("privacy", "total", "good", "seeded", "--json"))
-    assert found["certified"] is False
-    (reason,) = found["reasons"]
-    assert reason.startswith("seeded: seeded noise (seed 3)")
-    assert found["epsilon"] == pytest.approx(epsilon({plan.event(): 8}, 1e-4), rel=1e-9)
-    assert "not certified: seeded: seeded noise" in coterie("privacy", "total", "good", "seeded")[1]
 
 
 def test_runs_that_do_not_add_up_are_refused(coterie, tmp_path):
@@ -520,7 +475,7 @@ def test_runs_of_the_command_line_share_a_budget(coterie):
     assert "budget" in err
     spent = answered(coterie("budget", "show", "budget.jsonl", "--json"))
     assert 0 < spent["epsilon"] <= spent["epsilon_budget"]
-    assert problems(coterie("privacy", "check", "first", "--json")) == []
+    assert coterie("privacy", "check", "first")[0] == 0
 
 
 # ---- audit ------------------------------------------------------------------------------------------------
@@ -571,22 +526,9 @@ def test_audit_fails_when_noise_is_missing(coterie, monkeypatch):
     assert "joint: additional client with an oversized update" in document(out)["violations"]
 
 
-def test_audit_without_power_fails_and_says_so(coterie):
-    status, out, _ = coterie("audit", "--mechanism", "paper", "--draws", 1000)
-    assert status == 1
-    assert "--draws" in out.splitlines()[-1]
-    assert "do not trust certificates" not in out
-
-
 def test_audit_refuses_what_it_does_not_know(coterie):
     assert_refused(coterie("audit", "--mechanism", "magic", "--json"), "--mechanism magic", "rr-slot")
     assert_refused(coterie("audit", "--part", "magic", "--json"), "--part magic", "randomness")
-
-
-def test_audit_of_one_part(coterie):
-    status, out, err = coterie("audit", "--part", "randomness", "--json")
-    assert (status, err) == (0, "")
-    assert {finding["quantity"] for finding in document(out)["findings"]} == {"rate", "count"}
 
 
 def test_commands_that_are_gone_say_what_to_use(coterie, tmp_path):
@@ -596,39 +538,3 @@ def test_commands_that_are_gone_say_what_to_use(coterie, tmp_path):
         )
     assert_refused(coterie("privacy", "curve"), "curve was removed: use coterie privacy epsilon with --rounds")
     assert_refused(coterie("privacy", "check", "budget"), "budget")  # a folder of this name
-
-
-# ---- banded -----------------------------------------------------------------------------------------------
-
-
-def test_the_noise_of_banded(coterie):
-    words = ("privacy", "noise", "--epsilon", 4, "--delta", 1e-3, "--sampling-rate", 0.1, "--rounds", 100)
-    found = {}
-    for name, options in {
-        "joint": (),
-        "visible": ("--mechanism", "banded"),
-        "secret": ("--mechanism", "banded", *chosen(participation="secret")),
-    }.items():
-        status, out, err = coterie(*words, *options, "--json")
-        assert (status, err) == (0, "")
-        found[name] = json.loads(out)
-        assert 3.95 < found[name]["epsilon"] <= 4
-        assert found[name]["certifies"] is True
-    assert "min_separation" not in found["joint"]
-    assert found["visible"]["min_separation"] == 10
-    assert found["secret"]["model_noise"] <= found["joint"]["model_noise"]
-    assert found["visible"]["noise_multiplier"] > 2 * found["joint"]["noise_multiplier"]
-    assert found["visible"]["model_noise"] < 1.05 * found["joint"]["model_noise"]
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (chosen(participation="secret"), "participation"),
-        (chosen(min_separation=3), "min-separation was removed"),
-        (chosen(mechanism="banded", participation="open"), "visible"),
-    ],
-)
-def test_options_of_banded_that_cannot_work(coterie, options, complaint):
-    words = ("privacy", "noise", "--epsilon", 4, "--delta", 1e-3, "--sampling-rate", 0.1, "--rounds", 100)
-    assert_refused(coterie(*words, *options), complaint)

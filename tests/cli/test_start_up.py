@@ -89,46 +89,42 @@ def test_an_interrupt_leaves_the_server_of_workers_alone(tmp_path):
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_help(tmp_path):
-    ((status, _, _, imported),) = called([(["--help"], {})], tmp_path)
+WRONG = {
+    "clusterz=3": "did you mean 'clusters'?",
+    "rounds=-1": "rounds = '-1'",
+    "strategy=fedagv": "'fedavg'",
+    "privacy.accountant=pdl": "'pdl'",
+}
+COMPLETIONS = {
+    "run --strategy rc": ["rc-dpfl"],
+    "run --dataset pen": ["pendigits"],
+    "run --model mlp-2": ["mlp-200"],
+    "run --set accoun": ["accountant="],
+    "run --set accountant=p": ["accountant=pld"],
+    "run --set privacy.accountant=p": ["privacy.accountant=pld"],
+    "run --set rounds=": [],
+}
+
+
+def test_help_and_wrong_settings_import_nothing_slow_and_words_are_completed(tmp_path):
+    typed = [f"coterie {words}" for words in COMPLETIONS]
+    variables = [{"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))} for words in typed]
+    completing = [([], {"_COTERIE_COMPLETE": "complete_bash"} | each) for each in variables]
+    refused = [(["run", "--set", setting], {}) for setting in WRONG]
+    (status, _, _, imported), *answers = called([(["--help"], {}), *refused, *completing], tmp_path)
     assert status == 0
     assert not set(imported) & (SLOW | {"flwr", "numpy", "scipy"})
-
-
-def test_a_wrong_setting(tmp_path):
-    messages = {
-        "clusterz=3": "did you mean 'clusters'?",
-        "rounds=-1": "rounds = '-1'",
-        "strategy=fedagv": "'fedavg'",
-        "privacy.accountant=pdl": "'pdl'",
-    }
-    answers = called([(["run", "--set", setting], {}) for setting in messages], tmp_path)
-    for message, (status, _, error, imported) in zip(messages.values(), answers, strict=True):
+    for message, (status, _, error, imported) in zip(WRONG.values(), answers[: len(WRONG)], strict=True):
         assert (status, list(tmp_path.iterdir())) == (1, [])
         assert message in error
         assert not set(imported) & SLOW
+    assert [out.split() for _, out, *_ in answers[len(WRONG) :]] == list(COMPLETIONS.values()), answers
 
 
 def test_version(tmp_path):
     command = [sys.executable, "-m", "coterie.cli", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
     assert done.stdout == f"coterie {__version__}\n"
-
-
-def test_completion(tmp_path):
-    completions = {
-        "run --strategy rc": ["rc-dpfl"],
-        "run --dataset pen": ["pendigits"],
-        "run --model mlp-2": ["mlp-200"],
-        "run --set accoun": ["accountant="],
-        "run --set accountant=p": ["accountant=pld"],
-        "run --set privacy.accountant=p": ["privacy.accountant=pld"],
-        "run --set rounds=": [],
-    }
-    typed = [f"coterie {words}" for words in completions]
-    variables = [{"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))} for words in typed]
-    answers = called([([], {"_COTERIE_COMPLETE": "complete_bash"} | each) for each in variables], tmp_path)
-    assert [out.split() for _, out, *_ in answers] == list(completions.values()), answers
 
 
 def test_the_run_says_what_it_does_before_it_imports(monkeypatch):

@@ -24,7 +24,8 @@ CLIENTS, SPOILED = 12, 3
 SETTINGS = {
     "clients": CLIENTS,
     "rounds": 1,
-    "samples-per-client": 20,
+    "samples-per-client": 10,
+    "model": "linear",
     "local-epochs": 1,
     "seed": 7,
     "groups": "2",
@@ -43,7 +44,7 @@ MECHANISMS = {
     "secure": {"mechanism": "secure", "dropout": 0},
     "secure, adaptive norm": {"mechanism": "secure", "dropout": 0, "clip-norm": "adaptive"},
 }
-UPDATES = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf, "one NaN": None, "failure": None}
+UPDATES = {"NaN": np.nan, "infinity": np.inf, "one NaN": None, "failure": None}
 ENGINES = {"messages": LocalGrid, "sums": SummingGrid, "masks": MaskedGrid}
 
 

@@ -130,15 +130,6 @@ executor.close()
     assert cold == ["other", "fourth"]
 
 
-@pytest.mark.parametrize("how", ["close", "kill"])
-def test_all_end_with_the_superexec(tmp_path, how):
-    end = {"close": "executor.close()", "kill": "os.kill(os.getpid(), signal.SIGKILL)"}[how]
-    process = launched(tmp_path, f"launch('one', 'hangs:1'); wait('one'); {end}")
-    assert process.wait(60) == {"close": 0, "kill": -signal.SIGKILL}[how]
-    process.stdout.close()
-    gone(int((tmp_path / "server").read_text()), json.loads((tmp_path / "one.json").read_text())["pid"])
-
-
 PRELOADED = """
 import json, sys
 from coterie.deploy import clientapp
@@ -185,7 +176,7 @@ def run_clientapp(*, runtime_api_address, token, **options):
              "paths": len([path for path in sys.path if "/apps/" in path])}
     (folder / f"{name}.part").write_text(json.dumps(found))
     (folder / f"{name}.part").rename(folder / f"{name}.json")
-    if name == "hangs":
+    if name.startswith("hangs"):
         time.sleep(60)
 
 def open_pipes():
@@ -269,13 +260,16 @@ executor.close()
 
 
 @pytest.mark.parametrize("how", ["close", "kill"])
-def test_the_template_ends_with_the_superexec(apps, how):
+def test_all_end_with_the_superexec(apps, how):
+    """The server, a process that imports its app itself, the template, and a process that is forked from it."""
     end = {"close": "executor.close()", "kill": "os.kill(os.getpid(), signal.SIGKILL)"}[how]
-    process = launched(apps, MESSAGES + f"from_template('one'); message('one', 'hangs'); {end}", INSTALLING)
+    messages = f"message('one', 'hangs1'); from_template('one'); message('one', 'hangs2'); {end}"
+    process = launched(apps, MESSAGES + messages, INSTALLING)
     assert process.wait(90) == {"close": 0, "kill": -signal.SIGKILL}[how]
     process.stdout.close()
-    last = json.loads((apps / "hangs.json").read_text())
-    gone(int((apps / "server").read_text()), last["importer"], last["pid"])
+    first, last = (json.loads((apps / f"hangs{number}.json").read_text()) for number in (1, 2))
+    assert first["importer"] == first["pid"] != last["importer"] != last["pid"]
+    gone(int((apps / "server").read_text()), first["pid"], last["importer"], last["pid"])
 
 
 # ClientApps of Flower's own code, with the libraries of the SuperExec; their messages do not come from a network.

@@ -22,9 +22,9 @@ from coterie.report.predictions import federation_pays
 from coterie.report.result_table import result_table
 from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig, RunFolder
-from coterie.server.alone import compared_alone
 from coterie.server.planning import about
 from coterie.server.simulate import simulate
+from coterie.server.simulated_scores import compared_alone
 from coterie.strategies import FedAvg, Local
 from coterie.strategies.loop import configure_clients
 from coterie.wire.messages import Layout
@@ -148,7 +148,7 @@ def test_the_page_and_a_site_state_the_same_figure(monkeypatch):
         calls.append((len(shards), training.lr, training.batch_size))
         return trained_alone(network, layout, initial, shards, rngs, training)
 
-    monkeypatch.setattr("coterie.server.alone.trained_alone", trained)
+    monkeypatch.setattr("coterie.server.simulated_scores.trained_alone", trained)
     assert alone(rounds=1, clients=4).alone_accuracy == alone(rounds=9, clients=4).alone_accuracy
     assert calls == [(3, RunConfig(SMALL).training.lr, RunConfig(SMALL).training.batch_size)] * 2
 

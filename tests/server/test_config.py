@@ -313,7 +313,7 @@ def test_noise_can_be_given_and_evaluations_are_paid_for():
     assert plan.noise_multiplier > RunConfig({"rounds": 20}).plan.noise_multiplier
 
 
-MANY = {"clients": 2000, "rounds": 10}
+MANY = {"clients": 2000, "rounds": 2}
 ALONE = {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 100, "rounds": 2}
 
 

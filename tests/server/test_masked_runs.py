@@ -29,6 +29,8 @@ SETTINGS = {
     "groups": "2",
     "rounds": 2,
     "local-epochs": 1,
+    "samples-per-client": 20,
+    "model": "linear",
     "clusters": 2,
     "epsilon": 1e6,
     "delta": 1e-3,
