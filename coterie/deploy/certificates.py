@@ -85,7 +85,13 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
     if not hosts:
         raise DeployError("--host is required: the name or IP address by which clients reach the SuperLink")
     names = _with_loopback(hosts)
-    _refuse_taken(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DeployError(f"{folder} is a file: choose a folder that does not exist yet")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DeployError(
+            f"{folder} is not empty, and existing keys are never overwritten: add nodes with --more, "
+            "renew the server's certificate with --renew-server, or choose another folder"
+        )
     authority = _Authority.new(max(days, AUTHORITY_DAYS))
     expires = authority.end(days)
     node_files = _node_files(authority, range(nodes), expires)
@@ -507,16 +513,6 @@ def _names_of(folder: Path) -> tuple[str, ...]:
     except (OSError, ValueError, x509.ExtensionNotFound):
         raise DeployError(f"{folder}/server.crt cannot be read: renew it with --renew-server --host NAME") from None
     return tuple(str(name.value) for name in names)
-
-
-def _refuse_taken(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise DeployError(f"{folder} is a file: choose a folder that does not exist yet")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise DeployError(
-            f"{folder} is not empty, and existing keys are never overwritten: add nodes with --more, "
-            "renew the server's certificate with --renew-server, or choose another folder"
-        )
 
 
 def _replace(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -123,7 +123,12 @@ class Edge:  # large: the options of a command
     def _record(self) -> dict[str, Any]:
         set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
         if self.node.server is None:
-            set_keys["server"] = _server(self.superlink, self.ca)
+            # return what a client's records call its server: its address, and the begin of its authority's SHA-256
+            try:
+                authority = read_authorities(self.ca)[0].fingerprint(hashes.SHA256()).hex()[:16]
+            except DeployError:
+                authority = "unknown"
+            set_keys["server"] = f"{self.superlink} {authority}"
         return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
@@ -250,15 +255,6 @@ def _quoted(value: bool | int | float | str) -> str:
     if not isinstance(value, str):
         return str(value).lower()
     return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
-
-
-def _server(superlink: str, ca: Path) -> str:
-    """Return what a client's records call its server: its address, and the begin of its authority's SHA-256."""
-    try:
-        authority = read_authorities(ca)[0].fingerprint(hashes.SHA256()).hex()[:16]
-    except DeployError:
-        authority = "unknown"
-    return f"{superlink} {authority}"
 
 
 def _data(path: Path, describe: Callable[[str], str]) -> str:

@@ -102,6 +102,7 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
     heads = [each.name for each in fields(Site)][: None if personal else -1]
     total, directions = run.traffic, (("down", "from the server to clients"), ("up", "from clients to the server"))
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
+    charged = run.certificate.get("charged") or ()
     return {
         "run": run,
         "anchor": anchor,
@@ -125,24 +126,21 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
             for direction, label in directions
             if total
         ],
-        "facts": _facts(run.certificate),
+        "facts": [
+            *(
+                (f"ε by {name}", formats.epsilon(value))
+                for name, value in (run.certificate.get("accountants") or {}).items()
+            ),
+            *_pairs({key: value for key, value in run.certificate.items() if key not in _PROSE_KEYS}),
+            *(
+                ("charged" if len(charged) == 1 else f"charged ({number})", _charged(line))
+                for number, line in enumerate(charged, 1)
+            ),
+        ],
         "public_inputs": _pairs(_with_effect(run, "public_inputs")),
         "tuned": _pairs(_with_effect(run, "tuned_outside")),
         "settings": shown_settings(run.config),
     }
-
-
-def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the certificate table: ε per accountant, charges, and other facts."""
-    charged = certificate.get("charged") or ()
-    return [
-        *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
-        *_pairs({key: value for key, value in certificate.items() if key not in _PROSE_KEYS}),
-        *(
-            ("charged" if len(charged) == 1 else f"charged ({number})", _charged(line))
-            for number, line in enumerate(charged, 1)
-        ),
-    ]
 
 
 def _charged(line: Mapping[str, Any]) -> str:
@@ -296,7 +294,13 @@ def _scores(run: Run) -> list[_Tile]:
     outside = "outside the guarantee" if run.exact else ""
     own = [_Tile(*metric, outside, good=False) for metric in named_metrics(scores)]
     own += [_Tile(*metric) for metric in released_metrics(run.outcome.estimates)]
-    own += [] if scores.personal_accuracy is None else [_personal_tile(run)]
+    if scores.personal_accuracy is not None:
+        worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
+        note = (
+            f"each client fits the model to its own records ({run.config.get('personalize')}) and sends nothing of "
+            f"it; worst group {formats.percent(worst_group)}, worst client {formats.percent(worst)}"
+        )
+        own.append(_Tile("Personalised", formats.percent(scores.personal_accuracy), note, outside, good=False))
     if (paid := federation_pays(scores)) is not None:
         answer, _, why = paid[1].partition(": ")
         own.append(_Tile("Does federation pay here?", answer, why, outside, good=False))
@@ -311,17 +315,6 @@ def _scores(run: Run) -> list[_Tile]:
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
         ),
     ]
-
-
-def _personal_tile(run: Run) -> _Tile:
-    scores = run.scores
-    worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
-    note = (
-        f"each client fits the model to its own records ({run.config.get('personalize')}) and sends nothing of it; "
-        f"worst group {formats.percent(worst_group)}, worst client {formats.percent(worst)}"
-    )
-    outside = "outside the guarantee" if run.exact else ""
-    return _Tile("Personalised", formats.percent(scores.personal_accuracy), note, outside, good=False)
 
 
 def _resources(run: Run) -> list[_Tile]:
