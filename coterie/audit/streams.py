@@ -18,7 +18,6 @@ import numpy as np
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Banded, Event, Streams
 from coterie.privacy.mechanisms.factorization import banded_matrix
-from coterie.privacy.releases import IntArray
 
 _CHUNK = 10_000
 _ROUNDING = 1e-9
@@ -155,13 +154,9 @@ def _participations(plan: Banded) -> Iterator[Sequence[int]]:
     """Rounds, from 0, in which the clients that are sampled together take part."""
     of_client: dict[int, list[int]] = {}
     for number in range(1, plan.rounds + 1):
-        for client in _sampled(plan, number):
+        for client in plan.sample(_COINS, number):
             of_client.setdefault(int(client), []).append(number - 1)
     yield from of_client.values()
-
-
-def _sampled(plan: Banded, number: int) -> IntArray:
-    return plan.sample(_COINS, number)
 
 
 def _response(plan: Banded, row: int) -> FloatArray:

@@ -188,7 +188,19 @@ def read_table(
     if quick:
         table = _quick(table, raw.get("quick", {}))
     if columns:
-        table = _narrowed(table, columns)
+        settings = list(dict.fromkeys(column.setting for column in table.columns))
+        keep = set()
+        for word in columns:
+            matches = {word} & set(settings) or {setting for setting in settings if setting.startswith(word)}
+            if not matches:
+                raise BenchError(
+                    f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, settings))}"
+                )
+            keep |= matches
+        for column in table.columns:
+            if column.setting in keep and column.tuned_at not in keep:
+                raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")
+        table = _among(table, keep)
     row_names = [row.name for row in table.rows]
     for row in rows:
         if row not in row_names:
@@ -319,23 +331,6 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
         overrides=raw.get("set", {}),
         quick=True,
     )
-
-
-def _narrowed(table: Table, words: Sequence[str]) -> Table:
-    """Return the table restricted to settings named by ``words``, or whose names start with one."""
-    settings = list(dict.fromkeys(column.setting for column in table.columns))
-    keep = set()
-    for word in words:
-        matches = {word} & set(settings) or {setting for setting in settings if setting.startswith(word)}
-        if not matches:
-            raise BenchError(
-                f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, settings))}"
-            )
-        keep |= matches
-    for column in table.columns:
-        if column.setting in keep and column.tuned_at not in keep:
-            raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")
-    return _among(table, keep)
 
 
 def _among(table: Table, settings: Collection[str]) -> Table:

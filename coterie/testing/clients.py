@@ -156,11 +156,19 @@ def check_client(
     node, other = _Node(grid, 1), _Node(grid, 2)
     client = _check_identity(report, node, other)
     _check_training(report, setting, node, client, redraws="redraw" not in skip)
-    _check_choice(report, setting, node, other)
+    before = _label(report, setting, node, 20)
+    for number in (20, 21, 22):
+        _label(report, setting, other, number)
+    after = _label(report, setting, node, 20)
+    problem = f"the same request had label {before}, and {after} after another client had trained in this process"
+    report.require(before == after, "row-wise", problem)
     if EVALUATE in message_types:
         _check_evaluation(report, setting, node)
     if LOSSES in message_types:
-        _check_losses(report, setting, node, client)
+        k = len(setting.models)
+        with report.guarded("losses", LOSSES):
+            content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
+            read_reply(content, client_id=client or 0, round=4, num_clusters=k, layout=losses_layout(k))
     _check_malformed(report, setting, node, charges or (lambda: 0))
     if record_plan is not None:
         _check_repeats(report, setting, node, charges)
@@ -281,15 +289,6 @@ def _label(report: Report, setting: _Setting, node: _Node, number: int) -> Any:
     return reply.get("label") if isinstance(reply, ConfigRecord) else None
 
 
-def _check_choice(report: Report, setting: _Setting, node: _Node, other: _Node) -> None:
-    before = _label(report, setting, node, 20)
-    for number in (20, 21, 22):
-        _label(report, setting, other, number)
-    after = _label(report, setting, node, 20)
-    problem = f"the same request had label {before}, and {after} after another client had trained in this process"
-    report.require(before == after, "row-wise", problem)
-
-
 def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
     k = len(setting.models)
     for request, models in (
@@ -311,13 +310,6 @@ def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
             report.require(0 <= accuracy <= 1, "evaluate", f"accuracy is {accuracy}")
             clusters = range(k) if request.cluster is None else (request.cluster,)
             report.require(cluster in (None, *clusters), "evaluate", f"cluster is {cluster}")
-
-
-def _check_losses(report: Report, setting: _Setting, node: _Node, client: int | None) -> None:
-    k = len(setting.models)
-    with report.guarded("losses", LOSSES):
-        content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
-        read_reply(content, client_id=client or 0, round=4, num_clusters=k, layout=losses_layout(k))
 
 
 def _malformed(setting: _Setting) -> dict[str, RecordDict]:

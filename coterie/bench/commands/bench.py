@@ -48,7 +48,10 @@ def bench(
     chosen_seeds = range(seeds) if seeds else ()
     table = read_table(name, quick=quick, seeds=chosen_seeds, rows=row or (), columns=column or ())
     folder, kept = (out or Path("bench") / (stem + ("-quick" if quick else "")) for stem in (table.name, table.like))
-    command = _command(name, quick, seeds, row or (), column or ())
+    options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
+    options += [word for name_of_row in row or () for word in ("--row", name_of_row)]
+    options += [word for prefix in column or () for word in ("--column", prefix)]
+    command = shlex.join(["coterie", "bench", name, *options])
     run_table(table, folder, kept, command, jobs=jobs, device=device, data_dir=data_dir, as_json=as_json)
 
 
@@ -78,6 +81,7 @@ def run_table(
         finished: called with all runs at the end.
     """
     from coterie.bench import cells, outcome
+    from coterie.bench.table_figures import draw
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
@@ -99,7 +103,9 @@ def run_table(
     document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     finished(done)
-    files = _written(document, folder)
+    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(outcome.markdown(document))
+    picture = draw(document, folder / "table.png")
     if as_json:
         print_json(document)
     else:
@@ -107,20 +113,9 @@ def run_table(
         console.print(view)
         for note in notes:
             console.print(note, markup=False, soft_wrap=True)
-        console.print(files, soft_wrap=True)
+        console.print(f"{folder}/table.json, .md   figure {picture}", soft_wrap=True)
     if all(one.result is None for one in done):
         raise typer.Exit(1)
-
-
-def _written(document: Any, folder: Path) -> str:
-    """Write the results; return the names of the files."""
-    from coterie.bench.outcome import markdown
-    from coterie.bench.table_figures import draw
-
-    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "table.md").write_text(markdown(document))
-    picture = draw(document, folder / "table.png")
-    return f"{folder}/table.json, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
@@ -129,22 +124,15 @@ def _list_tables(as_json: bool) -> None:
 
     tables = {table_name: read_table(table_name) for table_name in table_names()}
     rows = {
-        n: {"what": t.title, "from": t.source, "runs": count(t), "quick": _minutes(t.quick_minutes)}
+        n: {
+            "what": t.title,
+            "from": t.source,
+            "runs": count(t),
+            "quick": "unknown" if t.quick_minutes is None else f"{t.quick_minutes:g} min",
+        }
         for n, t in tables.items()
     }
     listing("tables", rows, as_json)
-
-
-def _minutes(minutes: float | None) -> str:
-    return "unknown" if minutes is None else f"{minutes:g} min"
-
-
-def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the command line of this table, without the folders of data and results."""
-    options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
-    options += [word for row in rows for word in ("--row", row)]
-    options += [word for column in columns for word in ("--column", column)]
-    return shlex.join(["coterie", "bench", name, *options])
 
 
 def _device(name: str) -> str:
