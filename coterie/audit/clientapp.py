@@ -82,7 +82,6 @@ def audit_client_app(clients: int) -> list[Finding]:
 
 
 def _update(state: Path, data: Path, round: int) -> FloatArray:
-    """Return the update of a reply, in units of the step of one clipped gradient."""
     node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
     node |= {"guarantee": RECORD_LEVEL, "input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})

@@ -211,7 +211,6 @@ def _models(drawn: MechanismOutput) -> FloatArray:
 
 
 def _slot(drawn: MechanismOutput) -> FloatArray:
-    """Return the noisy identifier of slot 0 and the sum of its cluster: everything that the theorem releases."""
     assert drawn.scores is not None
     assert drawn.assigned is not None
     block = drawn.sums[np.arange(len(drawn.sums)), drawn.assigned[:, 0]]

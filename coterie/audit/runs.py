@@ -173,8 +173,6 @@ class _RenyiLedger(Ledger):
 
 
 class _Recorder(Recorder):
-    """Record the models of every round."""
-
     def __init__(self, models: list[Models]) -> None:
         self.models = models
 

@@ -101,7 +101,6 @@ def _run(attack: ServerAttack, draws: int, streams: Streams) -> Finding:
 
 
 def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
-    """(draws, n) noise of the honest survivors, in units of the sensitivity."""
     plan, total = attack.plan, draws * attack.plan.vector_size(_SIZE)
     kept = replace(
         plan.layers, deviations=plan.layers.deviations[: plan.layers.kept(attack.survivors) - attack.revealed]

@@ -180,7 +180,11 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
     waiting: list[tuple[Cell, Path]] = []
     for key, same in alike.items():
         folder = out / "runs" / key
-        if (outcome := _outcome(folder)) is not None:
+        try:
+            outcome = Outcome.read(folder)
+        except FileError as error:
+            raise BenchError(f"{error}; delete {folder} to repeat the run") from None
+        if outcome is not None:
             yield from (Done(cell, outcome.values, None, folder, reused=True) for cell in same)
         else:
             waiting.append((same[0], folder))
@@ -195,8 +199,8 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
             running = {pool.submit(_run_one, cell, folder, dict(places)): (cell, folder) for cell, folder in waiting}
             for future in as_completed(running):
                 cell, folder = running[future]
-                scores, error = future.result()
-                yield from (Done(same, scores, error, folder) for same in alike[cell.key])
+                scores, problem = future.result()
+                yield from (Done(same, scores, problem, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -250,13 +254,6 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
-
-
-def _outcome(folder: Path) -> Outcome | None:
-    try:
-        return Outcome.read(folder)
-    except FileError as error:
-        raise BenchError(f"{error}; delete {folder} to repeat the run") from None
 
 
 def _opened(folder: Path, config: RunConfig) -> RunFolder:

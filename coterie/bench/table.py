@@ -210,7 +210,6 @@ def read_table(
 
 
 def _path(name: str) -> Path:
-    """Return the file of the table ``name``."""
     path = (
         Path(name)
         if name.endswith(".toml")
@@ -263,7 +262,6 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
 
 
 def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return a column per setting and score."""
     scores = raw.get("scores", [raw.get("score", "accuracy")])
     return tuple(
         Column(
@@ -283,7 +281,6 @@ def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]) -> Row:
-    """Return a row, with published values in the order of the table's columns."""
     columns = tuple(row.get("columns", ()))
     figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
     width = len(columns) or len(names)
@@ -309,13 +306,11 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
 
 
 def _settings_of(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a row or column, including those of the set that it names."""
     common: dict[str, Any] = raw["sets"][entry["with"]] if "with" in entry else {}
     return {**common, **entry.get("set", {})}
 
 
 def _head(setting: str, score: str, scores: int) -> str:
-    """Return the heading of a column: its setting, if named, and its score, if there are several."""
     return ": ".join([*[setting] * bool(setting), *[score_name(score)] * (scores > 1)])
 
 
@@ -334,7 +329,6 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
 
 
 def _among(table: Table, settings: Collection[str]) -> Table:
-    """Return the table restricted to the columns of some settings."""
     places = [i for i, column in enumerate(table.columns) if column.setting in settings]
     return replace(
         table,

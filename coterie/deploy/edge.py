@@ -294,7 +294,6 @@ def _ca(path: Path) -> str:
 
 
 def _in_roster(edge: Edge) -> str:
-    """Check that the key of the node is that of this client in the roster."""
     assert edge.roster is not None
     public = read_private_key(edge.key).public_key()
     try:
@@ -461,7 +460,6 @@ def _clock(edge: Edge, clock_error: ClockError) -> str:
 
 
 def _tls(edge: Edge) -> ssl.SSLContext:
-    """Return how to connect to the SuperLink."""
     context = ssl.create_default_context(cafile=str(edge.ca))
     context.set_alpn_protocols(["h2", "http/1.1"] if nodes_speak_http() else ["h2"])
     if edge.certificate is None:

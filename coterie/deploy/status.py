@@ -164,7 +164,6 @@ def _connection(name: str | None) -> SuperLinkConnection:
 
 @contextlib.contextmanager
 def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
-    """Convert connection errors to one line with a solution."""
     import click
     import httpx
     from flwr.supercore.error import ApiErrorCode, FlowerError

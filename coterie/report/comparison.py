@@ -183,7 +183,11 @@ def compare(runs: Sequence[Run], damaged: Sequence[tuple[str, str]] = ()) -> Com
         )
         for values, members in groups.items()
     ]
-    left_out = [(str(run.path), _progress(run)) for run in runs if not run.finished]
+    left_out = []
+    for run in runs:
+        if not run.finished:
+            planned = f" of {run.config['rounds']}" if run.config.get("rounds") is not None else ""
+            left_out.append((str(run.path), f"unfinished: {len(run.rounds)}{planned} rounds"))
     notes = []
     for row in rows:
         notes += [
@@ -234,8 +238,3 @@ def _score(run: Run, name: str) -> float | None:
 def _seed(run: Run) -> int | None:
     seed = run.config.get("seed")
     return seed if isinstance(seed, int) else None
-
-
-def _progress(run: Run) -> str:
-    planned = run.config.get("rounds")
-    return f"unfinished: {len(run.rounds)}{'' if planned is None else f' of {planned}'} rounds"

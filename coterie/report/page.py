@@ -96,7 +96,6 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(run: Run, anchor: str) -> dict[str, Any]:
-    """Return what the template shows of one run."""
     run_sites = read_sites(run)
     personal = any(site.personal is not None for site in run_sites)
     heads = [each.name for each in fields(Site)][: None if personal else -1]
@@ -144,7 +143,6 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
 
 
 def _charged(line: Mapping[str, Any]) -> str:
-    """Return the charges of one kind as text."""
     rate, noise = formats.number(line["sampling_rate"]), formats.number(line["noise_multiplier"])
     text = f"{line['charges']} × {line['sampler']} at rate {rate}, noise {noise}"
     if slots := line.get("slots"):
@@ -163,7 +161,6 @@ def _with_effect(run: Run, entry: str) -> dict[str, Any]:
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return formatted names and values; null values are omitted."""
     return [
         (key.replace("_", " "), formats.number(value) if type(value) in (int, float) else formats.setting(value))
         for key, value in values.items()
@@ -200,7 +197,6 @@ def _summary(run: Run) -> str:
 
 
 def _status(run: Run) -> str:
-    """Return the text of the badge."""
     if run.unit == "none":
         return "not private"
     if not run.finished:
@@ -266,7 +262,6 @@ def _plus_minus(share: float) -> str:
 
 
 def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
-    """Summarise accuracy and membership of the sites."""
     sizes = Counter(site.cluster for site in run_sites if site.cluster is not None and run.clustered)
     parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
     sentences = [f"{len(run_sites)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
@@ -283,7 +278,6 @@ def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
 
 
 def _scores(run: Run) -> list[_Tile]:
-    """Return further scores."""
     scores = run.scores
     if run.clusters_records:
         return [

@@ -90,7 +90,6 @@ def _decimals(value: float | None) -> str:
 
 
 def _rates(scores: Diagnostics) -> str:
-    """Return sensitivity and specificity, where there is a positive class."""
     if scores.sensitivity is None:
         return "0.5 is chance"
     return (

@@ -73,8 +73,6 @@ _FIELDS = {"client-id", "round", "label", "redrawn-label", PADDING}
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is needed to send messages to clients."""
-
     models: npt.NDArray[np.float32]
     layout: Layout
     config: Values
@@ -89,8 +87,6 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Node:
-    """One client."""
-
     grid: InProcessGrid
     node_id: int
 
@@ -165,14 +161,18 @@ def check_client(
     if EVALUATE in message_types:
         _check_evaluation(report, setting, node)
     if LOSSES in message_types:
-        k = len(setting.models)
-        with report.guarded("losses", LOSSES):
-            content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
-            read_reply(content, client_id=client or 0, round=4, num_clusters=k, layout=losses_layout(k))
+        _check_losses(report, setting, node, client or 0)
     _check_malformed(report, setting, node, charges or (lambda: 0))
     if record_plan is not None:
         _check_repeats(report, setting, node, charges)
     report.finish()
+
+
+def _check_losses(report: Report, setting: _Setting, node: _Node, client: int) -> None:
+    k = len(setting.models)
+    with report.guarded("losses", LOSSES):
+        content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
+        read_reply(content, client_id=client, round=4, num_clusters=k, layout=losses_layout(k))
 
 
 def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:

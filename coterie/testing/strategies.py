@@ -95,8 +95,6 @@ class _Recorder(Recorder):
 
 
 class _WatchedLedger(Ledger):
-    """Notes charges."""
-
     log: list[str]
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:
@@ -301,7 +299,6 @@ class _Test:
 
 
 def _initial(strategy: ClusteredStrategy) -> tuple[Models, Layout]:
-    """Initial models, as a run draws them."""
     rng = np.random.default_rng(0)
 
     def draw(**_: Any) -> dict[str, Models]:
@@ -320,7 +317,6 @@ def _same(one: _Run, other: _Run) -> bool:
 
 
 def _other(client: int, content: RecordDict) -> RecordDict | None:
-    """Negate the update of client 0."""
     if client != 0:
         return content
     models, layout = unpack_models(content.array_records[UPDATE])

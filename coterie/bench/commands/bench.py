@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -70,11 +70,9 @@ def run_table(
     """Run a table, and write and show its results.
 
     Args:
-        table: the table.
         folder: of the results.
         kept: folder of the runs.
         command: the command that was given.
-        jobs: parallel runs.
         device: of the clients.
         data_dir: folder of the data sets.
         as_json: print one JSON document.
@@ -100,7 +98,8 @@ def run_table(
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
+    if source := str(data_dir or os.environ.get("COTERIE_DATA") or ""):  # results are published: without this folder
+        document = json.loads(json.dumps(document).replace(json.dumps(source)[1:-1], "DIR"))
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     finished(done)
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -161,12 +160,6 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Done, int], No
             change(task, completed=total - left, last=_summary(done))
 
         yield show
-
-
-def _without_folder(folder: str, document: Any) -> Any:
-    """The document with DIR replacing the data folder, because results are published."""
-    text = json.dumps(document)
-    return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 
 
 def _summary(done: Done) -> str:

@@ -214,7 +214,6 @@ def _versions() -> Check:
 
 
 def _settings(assignments: Sequence[str]) -> dict[str, str]:
-    """Parse KEY=VALUE."""
     from coterie.site.errors import DeployError
 
     settings = {}

@@ -205,7 +205,6 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
 
 def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
-    """Start everything, show the run, and wait."""
     from coterie.deploy.status import register_nodes
     from coterie.deploy.trial import free_ports, listens, program
     from coterie.report.page import write_report

@@ -50,7 +50,6 @@ def page(certificate: Mapping[str, Any], *, name: str, method: str, finished: st
 
 
 def _private(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says of a certified run alone."""
     one, unit = _protected(certificate)
     shown = epsilon_observers(certificate)
     tuned = [f"{key}: {formats.setting(value)}" for key, value in certificate["tuned_outside"].items()]
@@ -112,5 +111,4 @@ def _protected(certificate: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop."""
     return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
