@@ -152,10 +152,8 @@ def check_client(
     node, other = _Node(grid, 1), _Node(grid, 2)
     client = _check_identity(report, node, other)
     _check_training(report, setting, node, client, redraws="redraw" not in skip)
-    before = _label(report, setting, node, 20)
-    for number in (20, 21, 22):
-        _label(report, setting, other, number)
-    after = _label(report, setting, node, 20)
+    asked = ((node, 20), (other, 20), (other, 21), (other, 22), (node, 20))
+    before, *_, after = (_label(report, setting, recipient, number) for recipient, number in asked)
     problem = f"the same request had label {before}, and {after} after another client had trained in this process"
     report.require(before == after, "row-wise", problem)
     if EVALUATE in message_types:
