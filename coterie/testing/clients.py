@@ -224,8 +224,18 @@ def _check_training(report: Report, setting: _Setting, node: _Node, client: int 
         report.require(not extra, "nothing-else", f"the reply to train also holds {', '.join(extra)}")
         _check_reply(report, reply, request, len(models), client)
         _check_update(report, setting, update, models)
-        if client is not None and not report.failures:
-            _check_by_reader(report, setting, content, request, len(models), client)
+        if client is not None and not report.failures:  # other items name what is usually wrong
+            count = len(models)
+            with report.guarded("parts", "the server drops the reply: its reader"):
+                read_reply(
+                    content,
+                    client_id=client,
+                    round=request.round,
+                    num_clusters=count if request.cluster is None else request.cluster + 1,
+                    layout=setting.layout,
+                    assigned=request.cluster,
+                    redraw=None if request.redraw is None else np.reshape(request.redraw, (count, count)),
+                )
 
 
 def _check_reply(report: Report, reply: Mapping[str, Any], request: TrainRequest, k: int, client: int | None) -> None:
@@ -265,22 +275,6 @@ def _check_update(report: Report, setting: _Setting, update: ArrayRecord, models
         report.require(not near, "update", "the update is close to a received model")
 
 
-def _check_by_reader(
-    report: Report, setting: _Setting, content: RecordDict, request: TrainRequest, k: int, client: int
-) -> None:
-    """Read the reply as the server does; other items name what is usually wrong."""
-    with report.guarded("parts", "the server drops the reply: its reader"):
-        read_reply(
-            content,
-            client_id=client,
-            round=request.round,
-            num_clusters=k if request.cluster is None else request.cluster + 1,
-            layout=setting.layout,
-            assigned=request.cluster,
-            redraw=None if request.redraw is None else np.reshape(request.redraw, (k, k)),
-        )
-
-
 def _label(report: Report, setting: _Setting, node: _Node, number: int) -> Any:
     content = _trained(report, setting, node, TrainRequest(round=number))
     reply = None if content is None else content.get(REPLY)
@@ -310,9 +304,7 @@ def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
             report.require(cluster in (None, *clusters), "evaluate", f"cluster is {cluster}")
 
 
-def _malformed(setting: _Setting) -> dict[str, RecordDict]:
-    """Requests that must be refused, by what is wrong."""
-
+def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int]) -> None:
     def changed(**values: Any) -> RecordDict:
         content = setting.content(TrainRequest(round=30))
         return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], **values})})
@@ -324,7 +316,7 @@ def _malformed(setting: _Setting) -> dict[str, RecordDict]:
     longer = Layout(layout.names, tuple((*shape, 2) for shape in layout.shapes))
     fewer = Layout(layout.names[1:], layout.shapes[1:])
     no_round = {key: value for key, value in good.config_records[CONFIG].items() if key != "round"}
-    return {
+    requests = {
         "no config": RecordDict({MODELS: good[MODELS]}),
         "no models": RecordDict({CONFIG: good[CONFIG]}),
         "no round": RecordDict({MODELS: good[MODELS], CONFIG: ConfigRecord(no_round)}),
@@ -338,11 +330,8 @@ def _malformed(setting: _Setting) -> dict[str, RecordDict]:
         ),
         "a missing parameter": RecordDict({**good, MODELS: pack_models(setting.models[:, layout.sizes[0] :], fewer)}),
     }
-
-
-def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int]) -> None:
     before, answered = charges(), []
-    for what, content in _malformed(setting).items():
+    for what, content in requests.items():
         with suppress(Exception):
             node.ask(TRAIN, content, 30)
             answered.append(what)
