@@ -23,7 +23,7 @@ from coterie.flower.generators import reseed_generators
 from coterie.results import Outcome
 
 if TYPE_CHECKING:
-    from coterie.server import RunConfig, RunFolder
+    pass
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     from coterie.bench.reference import compare
     from coterie.datasets import DataError
     from coterie.models import ModelError
-    from coterie.privacy import PrivacyError
-    from coterie.server import ConfigError, RunConfig, RunError
+    from coterie.privacy import LedgerError, PrivacyError
+    from coterie.server import ConfigError, FolderError, RunConfig, RunError, RunFolder
     from coterie.server.simulate import prepare, simulate
 
     try:
@@ -243,7 +243,12 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
         cores = torch.get_num_threads()  # this run's cores
         prepare(config, cores=cores)
         _ = config.plan
-        with closing(_opened(folder, config)) as run_folder:
+        try:
+            run_folder = RunFolder.resume(folder, config.values)
+        except (ConfigError, FolderError, LedgerError):  # nothing to resume
+            shutil.rmtree(folder, ignore_errors=True)
+            run_folder = RunFolder.create(folder, config)
+        with closing(run_folder):
             outcome = simulate(run_folder, cores=cores)
             exact = outcome.diagnostics
             if cell.reference and exact is not None:
@@ -254,15 +259,3 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
-
-
-def _opened(folder: Path, config: RunConfig) -> RunFolder:
-    """Open the folder of an interrupted run to resume it; create a new one if that is impossible."""
-    from coterie.privacy import LedgerError
-    from coterie.server import ConfigError, FolderError, RunFolder
-
-    try:
-        return RunFolder.resume(folder, config.values)
-    except (ConfigError, FolderError, LedgerError):
-        shutil.rmtree(folder, ignore_errors=True)
-        return RunFolder.create(folder, config)

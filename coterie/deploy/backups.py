@@ -94,7 +94,14 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
     ]
     for path in targets:
         if path.exists() and path not in same:
-            raise DeployError(_conflict(path, targets[path][0], archive))
+            content, current = targets[path][0], read_bytes(path)
+            if path.suffix == _LEDGER and current.startswith(content):
+                newer = current[len(content) :].count(b"\n")
+                raise DeployError(
+                    f"{path}: has {newer} lines that {archive} lacks: an older ledger would let its budget be spent "
+                    "again. Keep it, and move the other files away"
+                )
+            raise DeployError(f"{path}: is there with another content: move it away first, nothing was restored")
     written = [path for path in targets if path not in same]
     try:
         for path in written:
@@ -106,16 +113,6 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
             f"{error.filename}: cannot be written: {error.strerror}; correct this and try again"
         ) from None
     return Restored(tuple(map(str, written)), tuple(map(str, same)))
-
-
-def _conflict(path: Path, content: bytes, archive: Path) -> str:
-    current, newline = read_bytes(path), b"\n"
-    if path.suffix == _LEDGER and current.startswith(content):
-        return (
-            f"{path}: has {current[len(content) :].count(newline)} lines that {archive} lacks: an older ledger would "
-            "let its budget be spent again. Keep it, and move the other files away"
-        )
-    return f"{path}: is there with another content: move it away first, nothing was restored"
 
 
 def _files(paths: Sequence[Path], archive: Path) -> Iterator[Path]:

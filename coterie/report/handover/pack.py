@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -93,7 +94,10 @@ def write_pack(
         from coterie.site.operator_keys import operator_fingerprint, public_pem
 
         fingerprint, contents[_PUBLIC] = operator_fingerprint(public), public_pem(public)
-    ended = _day(str(charges[-1].get("time", ""))) if charges else ""
+    ended = ""
+    with suppress(ValueError):  # a charge may state no time
+        day = date.fromisoformat(str(charges[-1].get("time", ""))[:10] if charges else "")
+        ended = f"{day:%-d %B %Y}".replace(" ", NBSP)
     name, finished = run.resolve().name, f"ended on {ended}" if ended else "ended"
     contents[PAGE] = page(derived, name=name, method=method, finished=finished, fingerprint=fingerprint).encode()
     try:
@@ -132,12 +136,3 @@ def _signed(
             f"{run}: {SIGNATURE} is no signature of {MANIFEST} by this key: give the right --public-key"
         )
     return public, signature, ()
-
-
-def _day(time: str) -> str:
-    """Return the day of a charge in words, which do not break in a line; empty if it states none."""
-    try:
-        day = date.fromisoformat(time[:10])
-    except ValueError:
-        return ""
-    return f"{day:%-d %B %Y}".replace(" ", NBSP)
