@@ -177,17 +177,13 @@ def expected(value: FloatArray, request: Request, direction: Direction) -> Float
     """Return at each loss the expectation of ``value`` after the replies to a request."""
     for event, count in request.items():
         pmf, infinite = _losses(event, count, direction)
-        value = _correlated(value, pmf) + infinite
+        # sum_x pmf(x) value(l + x); beyond the grid, the value is that of its ends, which is an upper bound
+        half = len(_LOSSES) // 2
+        padded = np.concatenate([np.full(half, value[0]), value, np.full(half, 1.0)])
+        size = 1 << (len(padded) + len(pmf)).bit_length()
+        product = np.fft.irfft(np.fft.rfft(padded, size) * np.fft.rfft(pmf[::-1], size), size)
+        value = np.clip(product[2 * half : 2 * half + len(value)], 0.0, 1.0) + infinite
     return value
-
-
-def _correlated(value: FloatArray, pmf: FloatArray) -> FloatArray:
-    """Return sum_x pmf(x) value(l + x); beyond the grid, the value is that of its ends, which is an upper bound."""
-    half = len(_LOSSES) // 2
-    padded = np.concatenate([np.full(half, value[0]), value, np.full(half, 1.0)])
-    size = 1 << (len(padded) + len(pmf)).bit_length()
-    product = np.fft.irfft(np.fft.rfft(padded, size) * np.fft.rfft(pmf[::-1], size), size)
-    return np.clip(product[2 * half : 2 * half + len(value)], 0.0, 1.0)
 
 
 @lru_cache(maxsize=512)
@@ -214,7 +210,14 @@ def _losses(event: Event, count: int, direction: Direction) -> tuple[FloatArray,
 
 def _sum(event: Event, count: int, direction: Direction, losses: FloatArray) -> tuple[FloatArray, float]:
     """Return the pmf of the sum of ``count`` losses on a grid, and the probability of sums outside."""
-    below, above = _cells(event, losses)
+    # the mass of each cell of a grid with and without the record, and below and above the grid
+    q, z = event.sampling_rate, event.noise_multiplier
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inner = np.expm1(losses) + q
+        edges = np.where(inner > 0, z**2 * np.log(np.maximum(inner, 1e-300) / q) + 0.5, -np.inf)
+    edges = np.concatenate([[-np.inf], edges, [np.inf]])
+    without = _masses(edges / z)
+    below, above = (1 - q) * without + q * _masses((edges - 1) / z), without
     if direction == "add":  # the worlds are exchanged, and the loss changes its sign
         below, above = above[::-1], below[::-1]
     pmf = _rounded(below[1:-1], above[1:-1], losses)
@@ -241,17 +244,6 @@ def _rounded(below: FloatArray, above: FloatArray, losses: FloatArray) -> FloatA
     pmf[1:] += upper
     pmf[:-1] += below - upper
     return pmf
-
-
-def _cells(event: Event, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the mass of each cell of a grid with and without the record, and below and above the grid."""
-    q, z = event.sampling_rate, event.noise_multiplier
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inner = np.expm1(losses) + q
-        edges = np.where(inner > 0, z**2 * np.log(np.maximum(inner, 1e-300) / q) + 0.5, -np.inf)
-    edges = np.concatenate([[-np.inf], edges, [np.inf]])
-    without = _masses(edges / z)
-    return (1 - q) * without + q * _masses((edges - 1) / z), without
 
 
 def _masses(edges: FloatArray) -> FloatArray:

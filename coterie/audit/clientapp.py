@@ -23,7 +23,7 @@ from coterie.datasets.settings import DataSettings
 from coterie.engine.in_process import LocalGrid
 from coterie.fields import RECORD_LEVEL
 from coterie.models.settings import TrainingSettings
-from coterie.privacy import Event, RecordPlan, read_ledger
+from coterie.privacy import RecordPlan, read_ledger
 from coterie.privacy.ledger import count_events
 from coterie.wire import ClientConfig
 from coterie.wire.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
@@ -62,12 +62,16 @@ def audit_client_app(clients: int) -> list[Finding]:
     worlds, uncharged, charged = [], 0, {}
     with quiet(), tempfile.TemporaryDirectory() as folder:
         for victim in (False, True):
-            data = _data(Path(folder), victim)
+            x, y = np.tile(np.array([[1, 0]], np.float32), (_RECORDS, 1)), np.zeros(_RECORDS, np.int64)
+            x[-1], y[-1] = (0, 1), 1
+            last = _RECORDS if victim else _RECORDS - 1
+            data = Path(folder) / f"data-{victim}.npz"
+            np.savez(data, x=x[:last], y=y[:last])
             scores = np.zeros((clients, 1))
             for number in range(clients):
                 state = Path(folder, f"{victim}-{number}")
                 scores[number] = sum(_update(state, data, round) @ _VICTIM for round in range(1, _REPLIES + 1))
-                charged = _charges(state)
+                charged = dict(count_events(read_ledger(state / _BUDGET)[1]))
                 uncharged += _REPLIES - sum(charged.values())
             worlds.append(scores)
     name = f"additional record, {_REPLIES} replies of the ClientApp"
@@ -77,17 +81,7 @@ def audit_client_app(clients: int) -> list[Finding]:
     ]
 
 
-def _data(folder: Path, victim: bool) -> Path:
-    x, y = np.tile(np.array([[1, 0]], np.float32), (_RECORDS, 1)), np.zeros(_RECORDS, np.int64)
-    x[-1], y[-1] = (0, 1), 1
-    last = _RECORDS if victim else _RECORDS - 1
-    path = folder / f"data-{victim}.npz"
-    np.savez(path, x=x[:last], y=y[:last])
-    return path
-
-
 def _update(state: Path, data: Path, round: int) -> FloatArray:
-    """Return the update of a reply, in units of the step of one clipped gradient."""
     node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
     node |= {"guarantee": RECORD_LEVEL, "input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
@@ -95,8 +89,3 @@ def _update(state: Path, data: Path, round: int) -> FloatArray:
     reply = app(Message(content, dst_node_id=1, message_type=TRAIN, group_id=str(round)), context).content
     update = read_reply(reply, client_id=0, round=round, num_clusters=1, layout=_LAYOUT).update
     return -update.astype(np.float64) * _RECORDS / (_LR * _PLAN.clip_norm)
-
-
-def _charges(state: Path) -> dict[Event, int]:
-    """Return the charges in a client's ledger."""
-    return dict(count_events(read_ledger(state / _BUDGET)[1]))

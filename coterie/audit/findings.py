@@ -178,17 +178,12 @@ def claimed_deltas(events: Mapping[Event, int]) -> list[float]:
 def _scores(worlds: Pair) -> tuple[Pair, Pair]:
     """Project both halves of the draws to one score per draw, by Fisher's discriminant of the first half."""
     half = len(worlds[0]) // 2
-    direction = _discriminant(worlds[0][:half], worlds[1][:half])
-    learn = (worlds[0][:half] @ direction, worlds[1][:half] @ direction)
-    return learn, (worlds[0][half:] @ direction, worlds[1][half:] @ direction)
-
-
-def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return Fisher's discriminant direction from the first world to the second."""
+    first, second = (world[:half] for world in worlds)
     within = np.atleast_2d(np.cov(first.T) + np.cov(second.T))
     # A noiseless feature must have a large weight; a pseudo-inverse would give it zero weight.
     ridge = (1e-9 * np.trace(within) + 1e-300) * np.eye(len(within))
-    return np.asarray(np.linalg.solve(within + ridge, second.mean(axis=0) - first.mean(axis=0)))
+    direction = np.asarray(np.linalg.solve(within + ridge, second.mean(axis=0) - first.mean(axis=0)))
+    return (first @ direction, second @ direction), (worlds[0][half:] @ direction, worlds[1][half:] @ direction)
 
 
 def _thresholds(learn: Pair) -> FloatArray:

@@ -211,7 +211,6 @@ def _models(drawn: MechanismOutput) -> FloatArray:
 
 
 def _slot(drawn: MechanismOutput) -> FloatArray:
-    """Return the noisy identifier of slot 0 and the sum of its cluster: everything that the theorem releases."""
     assert drawn.scores is not None
     assert drawn.assigned is not None
     block = drawn.sums[np.arange(len(drawn.sums)), drawn.assigned[:, 0]]
@@ -249,7 +248,9 @@ def _measure_shift(attack: CoupledAttack, streams: Streams) -> Finding:
         updates = list(_updates(attack.plan.clip_norm))
         if attack.others > 1:  # rounding depends on the direction, not on the norm
             updates = updates[:_DIRECTIONS]
-        others = _others(attack)
+        others = attack.plan.contributions(_SIZE, shared=attack.shared)  # of all but the client that is different
+        for slot in range(1, 1 + attack.others):
+            others.add(slot, 0, 0, np.ones(_SIZE))
         shift = float(np.max([_shift(attack, others, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
     return Finding(attack.plan.mechanism, attack.name, "mu", mu, shift, (), violated)
@@ -264,14 +265,6 @@ def _updates(clip_norm: float) -> Iterator[FloatArray]:
         yield clip_norm * length * direction
     yield np.full(_SIZE, np.nan)
     yield np.array([np.inf, 0.0, -np.inf, 0.0])
-
-
-def _others(attack: CoupledAttack) -> Contributions:
-    """Return the contributions of all but the client that is different."""
-    contributions = attack.plan.contributions(_SIZE, shared=attack.shared)
-    for slot in range(1, 1 + attack.others):
-        contributions.add(slot, 0, 0, np.ones(_SIZE))
-    return contributions
 
 
 def _shift(attack: CoupledAttack, others: Contributions, update: FloatArray, streams: Streams) -> float:

@@ -107,7 +107,6 @@ def _plan(plan_class: type[Plan], noise_multiplier: float = 1.0) -> Plan:
 
 
 def _participation(plan: Plan, streams: Streams) -> npt.NDArray[np.bool_]:
-    """Return whether each client participates, (rounds, clients)."""
     took_part = np.zeros((_ROUNDS, _CLIENTS), bool)
     for number, row in enumerate(took_part, 1):
         row[plan.sample(streams.stream("cohort", number, number), number)] = True

@@ -247,7 +247,6 @@ def _measure_histogram() -> Finding:
 
 
 def _distance(counts: UnitCounts, without: UnitCounts) -> float:
-    """Return the L1 distance of two releases with the same noise."""
     released = (each.noisy(1.0, np.random.default_rng(0)) for each in (counts, without))
     return float(np.abs(np.subtract(*released)).sum())
 
@@ -266,7 +265,6 @@ def _measure_units() -> Finding:
 
 
 def _of_units(names: npt.NDArray[np.str_], trained: Sequence[str]) -> UnitCounts:
-    """Return the counts of held-out records of units with these names, beside others that are trained on."""
     network, layout, models = _network()
     x, y = np.array([[0, 1]] * len(names), np.float32), np.ones(len(names), np.int64)
     shares = Units.named(names, _RECORDS).held_out_shares(Units.named(trained, _RECORDS))
@@ -275,7 +273,6 @@ def _of_units(names: npt.NDArray[np.str_], trained: Sequence[str]) -> UnitCounts
 
 
 def _histograms(streams: Streams, replies: int) -> Finding:
-    """Audit noisy histograms with and without one held-out record."""
     epsilon, worlds = 1.0, []
     for world, records in enumerate((_RECORDS - 1, _RECORDS)):
         rng, counts = streams.stream("histogram", world), _held_out(records)

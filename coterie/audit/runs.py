@@ -173,8 +173,6 @@ class _RenyiLedger(Ledger):
 
 
 class _Recorder(Recorder):
-    """Record the models of every round."""
-
     def __init__(self, models: list[Models]) -> None:
         self.models = models
 
@@ -203,12 +201,9 @@ class _Grid(LocalGrid):
         self.empty += not questions
         yield from super()._answers([message for message in questions if message.metadata.dst_node_id != 1])
         mine = [message for message in questions if message.metadata.dst_node_id == 1]
-        yield from (self._sent(message, self._update()) for message in mine if self._responds)
-
-    def _update(self) -> Models:
         update = np.zeros(self._layout.size, np.float32)
         update[1] = 1e6  # of the weight of the second feature, which is zero in all examples
-        return update
+        yield from (self._sent(message, update) for message in mine if self._responds)
 
     def _sent(self, message: Message, update: Models) -> Message:
         client, number = message.metadata.dst_node_id - 1, int(message.metadata.group_id)

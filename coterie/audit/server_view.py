@@ -82,17 +82,21 @@ def server_attacks() -> list[ServerAttack]:
 
 def audit_server(draws: int, streams: Streams) -> list[Finding]:
     """Run every attack, and measure the norm of a client's vector over updates of any norm."""
-    return [*(_run(attack, draws, streams) for attack in server_attacks()), _measure_vectors(Secure(**_NUMBERS))]
-
-
-def _run(attack: ServerAttack, draws: int, streams: Streams) -> Finding:
-    vector = attack.plan.encode(_HUGE, _LABEL, _LABEL)
-    worlds = (_noise(attack, draws, streams), _noise(attack, draws, streams) + vector / STEPS)
-    return dominance_test("secure", attack.name, {attack.plan.event(): 1}, worlds, attack.control)
+    findings = []
+    for attack in server_attacks():
+        vector = attack.plan.encode(_HUGE, _LABEL, _LABEL)
+        worlds = (_noise(attack, draws, streams), _noise(attack, draws, streams) + vector / STEPS)
+        findings.append(dominance_test("secure", attack.name, {attack.plan.event(): 1}, worlds, attack.control))
+    plan = Secure(**_NUMBERS)  # whose rounding cannot lengthen a vector
+    rows = np.random.default_rng(0).standard_normal((8, 4))
+    lengths = [*np.linspace(0.9, 1.1, 41), 1e-9, 1e3, 1e30, 1e300, math.inf, math.nan]
+    updates = [length * plan.clip_norm * row / np.linalg.norm(row) for row in rows for length in lengths]
+    longest = max(sum(int(entry) ** 2 for entry in plan.encode(update, _LABEL, 0)) for update in updates)
+    mu, shift = 1 / plan.noise_multiplier, math.sqrt(longest) / STEPS / plan.noise_multiplier
+    return [*findings, Finding("secure", "vector of any update", "mu", mu, shift, (), longest > STEPS**2)]
 
 
 def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
-    """(draws, n) noise of the honest survivors, in units of the sensitivity."""
     plan, total = attack.plan, draws * attack.plan.vector_size(_SIZE)
     kept = replace(
         plan.layers, deviations=plan.layers.deviations[: plan.layers.kept(attack.survivors) - attack.revealed]
@@ -100,13 +104,3 @@ def _noise(attack: ServerAttack, draws: int, streams: Streams) -> FloatArray:
     honest = attack.survivors - plan.corrupt - attack.missing
     keys = (streams.stream("noise", client).bytes(KEY_BYTES) for client in range(honest))
     return np.asarray(sum(kept.draw(key, total)[0] for key in keys), np.float64).reshape(draws, -1) / STEPS
-
-
-def _measure_vectors(plan: Secure) -> Finding:
-    """Measure the norm of vectors; rounding cannot lengthen them."""
-    rows = np.random.default_rng(0).standard_normal((8, 4))
-    lengths = [*np.linspace(0.9, 1.1, 41), 1e-9, 1e3, 1e30, 1e300, math.inf, math.nan]
-    updates = [length * plan.clip_norm * row / np.linalg.norm(row) for row in rows for length in lengths]
-    longest = max(sum(int(entry) ** 2 for entry in plan.encode(update, _LABEL, 0)) for update in updates)
-    mu, shift = 1 / plan.noise_multiplier, math.sqrt(longest) / STEPS / plan.noise_multiplier
-    return Finding("secure", "vector of any update", "mu", mu, shift, (), longest > STEPS**2)

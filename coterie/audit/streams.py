@@ -9,7 +9,6 @@ contributions of a client to the shift of a unit Gaussian, whatever the mechanis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Banded, Event, Streams
 from coterie.privacy.mechanisms.factorization import banded_matrix
-from coterie.privacy.releases import IntArray
 
 _CHUNK = 10_000
 _ROUNDING = 1e-9
@@ -133,35 +131,23 @@ class _Impulse(np.random.Generator):
 
 def _measure_stream(plan: Banded) -> Finding:
     """Measure the largest shift of a unit Gaussian by one client's contributions to all of its rounds."""
+    name = f"noise of {plan.rounds} rounds in {plan.slots} slots, measured"
     noise = np.stack([_response(plan, row) for row in range(plan.rounds)], axis=1) / plan.clip_norm
     if not (np.isfinite(noise).all() and np.linalg.matrix_rank(noise) == plan.rounds):
-        return Finding(plan.mechanism, _name(plan), "mu", 0.0, math.inf, (), True)
+        return Finding(plan.mechanism, name, "mu", 0.0, math.inf, (), True)
     gram = np.linalg.inv(noise).T @ np.linalg.inv(noise)
     sizes = [plan.of_round(row + 1).noise_multiplier_counts for row in range(plan.rounds)]
+    of_client: dict[int, list[int]] = {}  # rounds, from 0, in which each client takes part
+    for number in range(1, plan.rounds + 1):
+        for client in plan.sample(_COINS, number):
+            of_client.setdefault(int(client), []).append(number - 1)
     largest = 0.0
-    for rounds in _participations(plan):
+    for rounds in of_client.values():
         inside = np.abs(gram[np.ix_(rounds, rounds)]).sum()  # the worst signs, of updates in one direction
         largest = max(largest, float(inside) + sum(deviation**-2 for row in rounds if (deviation := sizes[row])))
     mu = math.sqrt(math.ceil(plan.rounds / plan.slots)) / plan.noise_multiplier
     shift = math.sqrt(largest)
-    return Finding(plan.mechanism, _name(plan), "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING))
-
-
-def _name(plan: Banded) -> str:
-    return f"noise of {plan.rounds} rounds in {plan.slots} slots, measured"
-
-
-def _participations(plan: Banded) -> Iterator[Sequence[int]]:
-    """Rounds, from 0, in which the clients that are sampled together take part."""
-    of_client: dict[int, list[int]] = {}
-    for number in range(1, plan.rounds + 1):
-        for client in _sampled(plan, number):
-            of_client.setdefault(int(client), []).append(number - 1)
-    yield from of_client.values()
-
-
-def _sampled(plan: Banded, number: int) -> IntArray:
-    return plan.sample(_COINS, number)
+    return Finding(plan.mechanism, name, "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING))
 
 
 def _response(plan: Banded, row: int) -> FloatArray:

@@ -266,11 +266,10 @@ def audit_views(streams: Streams, servers: int) -> list[Finding]:
     for name, server in SERVERS.items():
         plays = servers if server is shows_any_views else max(1, servers // 20)
         for clients, checks in _CLIENTS.items():
-            broken = sum(bool(server(_cohort(rng, checks))) for _ in range(plays))
+            broken = 0
+            for _ in range(plays):
+                n, corrupt = int(rng.integers(5, 9)), int(rng.integers(3))
+                play = Play(n, int(rng.integers((n + corrupt) // 2 + 1, n)), corrupt, rng, checks)
+                broken += bool(server(play))
             findings.append(zero_count_test("secure", name + clients, broken, control=checks is _NONE))
     return findings
-
-
-def _cohort(rng: np.random.Generator, checks: Checks) -> Play:
-    clients, corrupt = int(rng.integers(5, 9)), int(rng.integers(3))
-    return Play(clients, int(rng.integers((clients + corrupt) // 2 + 1, clients)), corrupt, rng, checks)

@@ -23,7 +23,7 @@ from coterie.flower.generators import reseed_generators
 from coterie.results import Outcome
 
 if TYPE_CHECKING:
-    from coterie.server import RunConfig, RunFolder
+    pass
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,11 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
     waiting: list[tuple[Cell, Path]] = []
     for key, same in alike.items():
         folder = out / "runs" / key
-        if (outcome := _outcome(folder)) is not None:
+        try:
+            outcome = Outcome.read(folder)
+        except FileError as error:
+            raise BenchError(f"{error}; delete {folder} to repeat the run") from None
+        if outcome is not None:
             yield from (Done(cell, outcome.values, None, folder, reused=True) for cell in same)
         else:
             waiting.append((same[0], folder))
@@ -195,8 +199,8 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
             running = {pool.submit(_run_one, cell, folder, dict(places)): (cell, folder) for cell, folder in waiting}
             for future in as_completed(running):
                 cell, folder = running[future]
-                scores, error = future.result()
-                yield from (Done(same, scores, error, folder) for same in alike[cell.key])
+                scores, problem = future.result()
+                yield from (Done(same, scores, problem, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -224,8 +228,8 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     from coterie.bench.reference import compare
     from coterie.datasets import DataError
     from coterie.models import ModelError
-    from coterie.privacy import PrivacyError
-    from coterie.server import ConfigError, RunConfig, RunError
+    from coterie.privacy import LedgerError, PrivacyError
+    from coterie.server import ConfigError, FolderError, RunConfig, RunError, RunFolder
     from coterie.server.simulate import prepare, simulate
 
     try:
@@ -239,7 +243,12 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
         cores = torch.get_num_threads()  # this run's cores
         prepare(config, cores=cores)
         _ = config.plan
-        with closing(_opened(folder, config)) as run_folder:
+        try:
+            run_folder = RunFolder.resume(folder, config.values)
+        except (ConfigError, FolderError, LedgerError):  # nothing to resume
+            shutil.rmtree(folder, ignore_errors=True)
+            run_folder = RunFolder.create(folder, config)
+        with closing(run_folder):
             outcome = simulate(run_folder, cores=cores)
             exact = outcome.diagnostics
             if cell.reference and exact is not None:
@@ -250,22 +259,3 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
-
-
-def _outcome(folder: Path) -> Outcome | None:
-    try:
-        return Outcome.read(folder)
-    except FileError as error:
-        raise BenchError(f"{error}; delete {folder} to repeat the run") from None
-
-
-def _opened(folder: Path, config: RunConfig) -> RunFolder:
-    """Open the folder of an interrupted run to resume it; create a new one if that is impossible."""
-    from coterie.privacy import LedgerError
-    from coterie.server import ConfigError, FolderError, RunFolder
-
-    try:
-        return RunFolder.resume(folder, config.values)
-    except (ConfigError, FolderError, LedgerError):
-        shutil.rmtree(folder, ignore_errors=True)
-        return RunFolder.create(folder, config)

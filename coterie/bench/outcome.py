@@ -116,7 +116,6 @@ def _cell(
 
 
 def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
-    """Return the final score of a run, or that of a round; None if it was not evaluated."""
     key, number = score_at(score)
     if number is None:
         return result.get(key)
@@ -170,7 +169,6 @@ def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 
 
 def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """Return slope and intercept of every model of the first seed."""
     one = next((one for one in done if one.result is not None), None)
     files = [] if one is None else sorted((one.folder / "models").glob("cluster-*.safetensors"))
     models = [{name.rpartition(".")[2]: value.item() for name, value in load_file(file).items()} for file in files]
@@ -202,7 +200,6 @@ def _figure(value: float | None, places: int) -> str:
 
 
 def _notes(document: Document) -> dict[str, int]:
-    """Number the reasons for empty cells from 1 in order of appearance."""
     why = [cell["why"] for row in document["rows"] for cell in row["cells"] if cell and cell["why"]]
     return {reason: number for number, reason in enumerate(dict.fromkeys(why), 1)}
 
@@ -221,7 +218,6 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int)
 
 
 def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int]) -> list[str]:
-    """Format the cells of a row."""
     columns = document["columns"]
     return [_text(cell, notes, decimals(column)) for cell, column in zip(row["cells"], columns, strict=True)]
 

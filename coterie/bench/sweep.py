@@ -48,7 +48,15 @@ def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
     fixed, axes = _divided(settings)
     if not seeds or len(set(seeds)) < len(seeds):
         raise BenchError(f"seeds = {', '.join(map(str, seeds)) or 'none'}: name each seed once, as in --seeds 0-4")
-    _check([{**fixed, **dict(zip(axes, values, strict=True))} for values in itertools.product(*axes.values())])
+    every = [{**fixed, **dict(zip(axes, values, strict=True))} for values in itertools.product(*axes.values())]
+    used = [applicable(combination) for combination in every]
+    unused = set().union(*map(combined, every)) - set().union(*used)
+    if unused:
+        raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")
+    for used_settings in used:  # each value alone; the runs check what they allow together
+        declared = declarations(used_settings)
+        for name, value in used_settings.items():
+            declared[name].parse(value)
     numbers = [name for name, values in axes.items() if None not in map(_number, values)]
     of_columns = numbers[0] if numbers else next(reversed(axes), "")
     names = [name for name in axes if name != of_columns]
@@ -116,7 +124,6 @@ def write_runs(table: Table, done: Sequence[Done], path: Path) -> None:
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the settings with one value, and those with several."""
     fixed: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     for name, value in settings.items():
@@ -130,18 +137,6 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
         else:
             (fixed[name],) = values
     return fixed, axes
-
-
-def _check(combinations: Sequence[Mapping[str, Any]]) -> None:
-    """Check names, and each value alone; the runs check what they allow together."""
-    used = [applicable(combination) for combination in combinations]
-    unused = set().union(*map(combined, combinations)) - set().union(*used)
-    if unused:
-        raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")
-    for values in used:
-        declared = declarations(values)
-        for name, value in values.items():
-            declared[name].parse(value)
 
 
 def _heading(settings: Mapping[str, Any]) -> str:

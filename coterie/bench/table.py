@@ -188,7 +188,19 @@ def read_table(
     if quick:
         table = _quick(table, raw.get("quick", {}))
     if columns:
-        table = _narrowed(table, columns)
+        settings = list(dict.fromkeys(column.setting for column in table.columns))
+        keep = set()
+        for word in columns:
+            matches = {word} & set(settings) or {setting for setting in settings if setting.startswith(word)}
+            if not matches:
+                raise BenchError(
+                    f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, settings))}"
+                )
+            keep |= matches
+        for column in table.columns:
+            if column.setting in keep and column.tuned_at not in keep:
+                raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")
+        table = _among(table, keep)
     row_names = [row.name for row in table.rows]
     for row in rows:
         if row not in row_names:
@@ -198,7 +210,6 @@ def read_table(
 
 
 def _path(name: str) -> Path:
-    """Return the file of the table ``name``."""
     path = (
         Path(name)
         if name.endswith(".toml")
@@ -251,7 +262,6 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
 
 
 def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return a column per setting and score."""
     scores = raw.get("scores", [raw.get("score", "accuracy")])
     return tuple(
         Column(
@@ -271,7 +281,6 @@ def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]) -> Row:
-    """Return a row, with published values in the order of the table's columns."""
     columns = tuple(row.get("columns", ()))
     figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
     width = len(columns) or len(names)
@@ -297,13 +306,11 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
 
 
 def _settings_of(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a row or column, including those of the set that it names."""
     common: dict[str, Any] = raw["sets"][entry["with"]] if "with" in entry else {}
     return {**common, **entry.get("set", {})}
 
 
 def _head(setting: str, score: str, scores: int) -> str:
-    """Return the heading of a column: its setting, if named, and its score, if there are several."""
     return ": ".join([*[setting] * bool(setting), *[score_name(score)] * (scores > 1)])
 
 
@@ -321,25 +328,7 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
     )
 
 
-def _narrowed(table: Table, words: Sequence[str]) -> Table:
-    """Return the table restricted to settings named by ``words``, or whose names start with one."""
-    settings = list(dict.fromkeys(column.setting for column in table.columns))
-    keep = set()
-    for word in words:
-        matches = {word} & set(settings) or {setting for setting in settings if setting.startswith(word)}
-        if not matches:
-            raise BenchError(
-                f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, settings))}"
-            )
-        keep |= matches
-    for column in table.columns:
-        if column.setting in keep and column.tuned_at not in keep:
-            raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")
-    return _among(table, keep)
-
-
 def _among(table: Table, settings: Collection[str]) -> Table:
-    """Return the table restricted to the columns of some settings."""
     places = [i for i, column in enumerate(table.columns) if column.setting in settings]
     return replace(
         table,

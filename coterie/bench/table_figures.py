@@ -92,7 +92,9 @@ def _lines(document: Document) -> Figure:
 
 def _curves(document: Document) -> Figure:
     """Plot one panel per setting and one line per row: the score over rounds, mean and deviation over seeds."""
-    places = _over_rounds(document)
+    scores = [column["score"] for column in document["columns"]]
+    first = next(score for score in scores if "@" not in score)  # of the end, not of a single round
+    places = [index for index, score in enumerate(scores) if score == first]
     figure, panels = _grid(1, len(places), (4.6 * len(places), 4.0), sharey=True)
     for axes, index in zip(panels[0], places, strict=True):
         column = document["columns"][index]
@@ -100,13 +102,6 @@ def _curves(document: Document) -> Figure:
             _draw_curve(axes, row["cells"][index], _colour(number), row["name"])
         _finish(axes, column["setting"], _unit(column) if index == places[0] else "", "round")
     return figure
-
-
-def _over_rounds(document: Document) -> list[int]:
-    """Return the columns of the first score that does not refer to a single round."""
-    scores = [column["score"] for column in document["columns"]]
-    first = next(score for score in scores if "@" not in score)
-    return [index for index, score in enumerate(scores) if score == first]
 
 
 def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: str | None = None) -> None:

@@ -87,10 +87,21 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
     """
     contents = _read(archive)
     targets = {root / name.lstrip("/"): content for name, content in contents.items()}
-    same = [path for path, (content, _) in targets.items() if path.exists() and _is_same(path, content)]
+    same = [
+        path
+        for path, (content, _) in targets.items()
+        if path.exists() and (read_bytes(path) == content or (path.suffix != _DATABASE and _content(path) == content))
+    ]
     for path in targets:
         if path.exists() and path not in same:
-            raise DeployError(_conflict(path, targets[path][0], archive))
+            content, current = targets[path][0], read_bytes(path)
+            if path.suffix == _LEDGER and current.startswith(content):
+                newer = current[len(content) :].count(b"\n")
+                raise DeployError(
+                    f"{path}: has {newer} lines that {archive} lacks: an older ledger would let its budget be spent "
+                    "again. Keep it, and move the other files away"
+                )
+            raise DeployError(f"{path}: is there with another content: move it away first, nothing was restored")
     written = [path for path in targets if path not in same]
     try:
         for path in written:
@@ -104,16 +115,6 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
     return Restored(tuple(map(str, written)), tuple(map(str, same)))
 
 
-def _conflict(path: Path, content: bytes, archive: Path) -> str:
-    current, newline = read_bytes(path), b"\n"
-    if path.suffix == _LEDGER and current.startswith(content):
-        return (
-            f"{path}: has {current[len(content) :].count(newline)} lines that {archive} lacks: an older ledger would "
-            "let its budget be spent again. Keep it, and move the other files away"
-        )
-    return f"{path}: is there with another content: move it away first, nothing was restored"
-
-
 def _files(paths: Sequence[Path], archive: Path) -> Iterator[Path]:
     for given in paths:
         path = given.expanduser().absolute()
@@ -125,25 +126,19 @@ def _files(paths: Sequence[Path], archive: Path) -> Iterator[Path]:
                 yield file
 
 
-def _is_same(path: Path, content: bytes) -> bool:
-    return read_bytes(path) == content or (path.suffix != _DATABASE and _content(path) == content)
-
-
 def _content(path: Path) -> bytes:
     if path.suffix == _DATABASE:
-        return _database(path)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, "copy.db")
+            with (
+                closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source,
+                closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)  # of one moment, with the write-ahead log
+                target.execute("PRAGMA journal_mode=DELETE")
+            return copy.read_bytes()
     content = read_bytes(path)
     return content[: content.rfind(b"\n") + 1] if path.suffix == _LEDGER else content
-
-
-def _database(path: Path) -> bytes:
-    """A database at one moment, with what is still in its write-ahead log."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "copy.db")
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source, closing(sqlite3.connect(copy)) as to:
-            source.backup(to)
-            to.execute("PRAGMA journal_mode=DELETE")
-        return copy.read_bytes()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:

@@ -85,7 +85,13 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
     if not hosts:
         raise DeployError("--host is required: the name or IP address by which clients reach the SuperLink")
     names = _with_loopback(hosts)
-    _refuse_taken(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DeployError(f"{folder} is a file: choose a folder that does not exist yet")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DeployError(
+            f"{folder} is not empty, and existing keys are never overwritten: add nodes with --more, "
+            "renew the server's certificate with --renew-server, or choose another folder"
+        )
     authority = _Authority.new(max(days, AUTHORITY_DAYS))
     expires = authority.end(days)
     node_files = _node_files(authority, range(nodes), expires)
@@ -190,8 +196,7 @@ def add_submitter(folder: Path, name: str, days: int = DAYS) -> CreatedCertifica
     files = _key_pair(f"submitters/{name}", name)
     others = [member for member in roster.members if (member.name, member.role) != (name, SUBMITTER)]
     files[ROSTER_FILE] = roster.with_members((*others, *_members(files, expires))).signed(authority.key)
-    _replace(folder, files)
-    return CreatedCertificates(folder, tuple(files), (), (), expires, authority.certificate.not_valid_after_utc)
+    return _replace(folder, authority, files, expires)
 
 
 def remove_submitter(folder: Path, name: str) -> CreatedCertificates:
@@ -222,10 +227,7 @@ def add_operator_key(folder: Path) -> CreatedCertificates:
                 f"{folder / name} exists and is never overwritten: to replace the key, move {OPERATOR_KEY} and "
                 f"{OPERATOR_PUBLIC} elsewhere, and keep the public one for what it has signed"
             )
-    files = new_operator_key()
-    _replace(folder, files)
-    end = authority.certificate.not_valid_after_utc
-    return CreatedCertificates(folder, tuple(files), (), (), end, end)
+    return _replace(folder, authority, new_operator_key())
 
 
 def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:
@@ -250,8 +252,7 @@ def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:
     for path in (folder / "server.crt", *sorted(folder.glob("nodes/node-*.crt"))):
         if path.exists():
             files[str(path.relative_to(folder))] = authority.reissue(path, expires)
-    _replace(folder, files)
-    return CreatedCertificates(folder, tuple(files), (), (), expires, authority.certificate.not_valid_after_utc)
+    return _replace(folder, authority, files, expires)
 
 
 def retire_authorities(folder: Path) -> CreatedCertificates:
@@ -260,9 +261,7 @@ def retire_authorities(folder: Path) -> CreatedCertificates:
     Raises :class:`DeployError`.
     """
     authority = _Authority.read(folder)
-    _replace(folder, {"ca.crt": authority.certificate.public_bytes(Encoding.PEM)})
-    end = authority.certificate.not_valid_after_utc
-    return CreatedCertificates(folder, ("ca.crt",), (), (), end, end)
+    return _replace(folder, authority, {"ca.crt": authority.certificate.public_bytes(Encoding.PEM)})
 
 
 def _issue_nodes(
@@ -277,27 +276,26 @@ def _issue_nodes(
             new[member.client] = replace(new[member.client], name=member.name)
     members = {member.client: member for member in roster.members} | new
     files[ROSTER_FILE] = roster.with_members(members.values()).signed(authority.key)
-    _replace(folder, files)
-    return CreatedCertificates(
-        folder, tuple(files), tuple(nodes), (), expires, authority.certificate.not_valid_after_utc
-    )
+    return _replace(folder, authority, files, expires, nodes)
 
 
 def _members(files: Mapping[str, bytes], expires: datetime) -> tuple[Member, ...]:
     """Return the members of public keys, by file name: node I is client I, and submitters/NAME is NAME."""
-    return tuple(_member(PurePath(name), content, expires) for name, content in files.items() if name.endswith(".pub"))
-
-
-def _member(path: PurePath, content: bytes, expires: datetime) -> Member:
-    try:
-        key, end = fingerprint(content), expires.isoformat()
-    except DeployError as error:
-        raise DeployError(f"{path} cannot be used: {error}") from None
-    if path.parent.name == "submitters":
-        return Member(key=key, name=path.stem, role=SUBMITTER, expires=end)
-    match = _NODE_FILE.fullmatch(f"{path.stem}.")
-    assert match is not None  # see _roster
-    return Member(key=key, client=int(match[1]), name=path.stem, expires=end)
+    members = []
+    for path in map(PurePath, files):
+        if path.suffix != ".pub":
+            continue
+        try:
+            key, end = fingerprint(files[str(path)]), expires.isoformat()
+        except DeployError as error:
+            raise DeployError(f"{path} cannot be used: {error}") from None
+        if path.parent.name == "submitters":
+            members.append(Member(key=key, name=path.stem, role=SUBMITTER, expires=end))
+            continue
+        match = _NODE_FILE.fullmatch(f"{path.stem}.")
+        assert match is not None  # see _roster
+        members.append(Member(key=key, client=int(match[1]), name=path.stem, expires=end))
+    return tuple(members)
 
 
 def _roster(folder: Path, authority: _Authority, days: int) -> Roster:
@@ -327,9 +325,7 @@ def _find(roster: Roster, node: int, folder: Path) -> Member:
 
 
 def _sign(folder: Path, authority: _Authority, roster: Roster, members: Iterable[Member]) -> CreatedCertificates:
-    _replace(folder, {ROSTER_FILE: roster.with_members(members).signed(authority.key)})
-    end = authority.certificate.not_valid_after_utc
-    return CreatedCertificates(folder, (ROSTER_FILE,), (), (), end, end)
+    return _replace(folder, authority, {ROSTER_FILE: roster.with_members(members).signed(authority.key)})
 
 
 def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> CreatedCertificates:
@@ -338,11 +334,17 @@ def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> C
     Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
     """
     authority = _Authority.read(folder)
-    names = _with_loopback(hosts or _names_of(folder))
+    if not hosts:
+        try:
+            server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+            former = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (OSError, ValueError, x509.ExtensionNotFound):
+            raise DeployError(f"{folder}/server.crt cannot be read: renew it with --renew-server --host NAME") from None
+        hosts = [str(name.value) for name in former]
+    names = _with_loopback(hosts)
     expires = authority.end(days)
     files = authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key")
-    _replace(folder, files)
-    return CreatedCertificates(folder, tuple(files), (), names, expires, authority.certificate.not_valid_after_utc)
+    return _replace(folder, authority, files, expires, names=names)
 
 
 @dataclass(frozen=True)
@@ -499,28 +501,15 @@ def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
     return x509.DNSName(name)
 
 
-def _names_of(folder: Path) -> tuple[str, ...]:
-    """Return the names in the server certificate."""
-    try:
-        server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, x509.ExtensionNotFound):
-        raise DeployError(f"{folder}/server.crt cannot be read: renew it with --renew-server --host NAME") from None
-    return tuple(str(name.value) for name in names)
-
-
-def _refuse_taken(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise DeployError(f"{folder} is a file: choose a folder that does not exist yet")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise DeployError(
-            f"{folder} is not empty, and existing keys are never overwritten: add nodes with --more, "
-            "renew the server's certificate with --renew-server, or choose another folder"
-        )
-
-
-def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Move each file into place atomically."""
+def _replace(
+    folder: Path,
+    authority: _Authority,
+    files: Mapping[str, bytes],
+    expires: datetime | None = None,
+    nodes: Sequence[int] = (),
+    names: tuple[str, ...] = (),
+) -> CreatedCertificates:
+    """Move each file into place atomically; without ``expires``, what it says is valid as long as the authority."""
     try:
         with _staged(folder, files) as stage:
             for name in files:
@@ -528,6 +517,8 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
                 (stage / name).rename(folder / name)
     except OSError as error:
         raise DeployError(f"{folder} cannot be written: {error.strerror}") from None
+    end = authority.certificate.not_valid_after_utc
+    return CreatedCertificates(folder, tuple(files), tuple(nodes), names, expires or end, end)
 
 
 @contextmanager

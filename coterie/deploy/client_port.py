@@ -87,7 +87,18 @@ def open_with(address: str, require_certificates: bool) -> None:
         if require_certificates and config.certificates is None:
             sys.exit(NO_CERTIFICATES)
         app = create(config, superlink_lifespan_class)
-        listener, lifespan = _listener(address), app.router.lifespan_context
+        parsed = parse_address(address)
+        if parsed is None:
+            sys.exit(f"error: --fleet-api-address {address}: must be HOST:PORT")
+        host, port, is_v6 = parsed
+        try:
+            family = socket.AF_INET6 if is_v6 else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=512)
+        except OSError as error:
+            sys.exit(f"error: --fleet-api-address {address}: {error.strerror}")
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux keeps silent connections from this process
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(PATIENCE))
+        lifespan = app.router.lifespan_context
 
         @asynccontextmanager
         async def lifespan_with_port(app: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -98,20 +109,6 @@ def open_with(address: str, require_certificates: bool) -> None:
         return app
 
     main.create_app = create_app
-
-
-def _listener(address: str) -> socket.socket:
-    parsed = parse_address(address)
-    if parsed is None:
-        sys.exit(f"error: --fleet-api-address {address}: must be HOST:PORT")
-    host, port, is_v6 = parsed
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=512)
-    except OSError as error:
-        sys.exit(f"error: --fleet-api-address {address}: {error.strerror}")
-    if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux keeps silent connections from this process
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(PATIENCE))
-    return listener
 
 
 @asynccontextmanager
@@ -248,7 +245,19 @@ class Gate:
             await _refuse(send, refused)
             return
         async with self._of_one[key], self._in_all:
-            await self._app({**scope, "state": dict(self._state)}, _impatient(receive), send)
+            complete = False
+
+            async def receive_soon() -> Any:
+                """End a request whose body does not arrive; a reply may take any time."""
+                nonlocal complete
+                try:
+                    event = await asyncio.wait_for(receive(), None if complete else PATIENCE)
+                except TimeoutError:
+                    return {"type": "http.disconnect"}
+                complete = complete or not event.get("more_body", False)
+                return event
+
+            await self._app({**scope, "state": dict(self._state)}, receive_soon, send)
 
 
 def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes], bool]) -> bytes:
@@ -267,22 +276,6 @@ def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes],
     if not registered(key):
         raise RefusedError(HTTPStatus.UNAUTHORIZED)
     return key
-
-
-def _impatient(receive: Any) -> Any:
-    """Wrap ``receive`` to end a request whose body does not arrive; a reply may take any time."""
-    complete = False
-
-    async def receive_soon() -> Any:
-        nonlocal complete
-        try:
-            event = await asyncio.wait_for(receive(), None if complete else PATIENCE)
-        except TimeoutError:
-            return {"type": "http.disconnect"}
-        complete = complete or not event.get("more_body", False)
-        return event
-
-    return receive_soon
 
 
 async def _refuse(send: Any, refused: RefusedError) -> None:

@@ -124,7 +124,12 @@ def run(options: Mapping[str, Any], loaded: Loaded | None, installed: Callable[[
             if loaded.app.fab_hash == fab_hash and os.path.isdir(loaded.app.folder):
                 installed(None)
                 return Path(loaded.app.folder)
-            _forget_app(loaded.app)
+            # forget the other app's modules and its folder
+            start = loaded.app.folder + os.sep
+            files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+            for name in {name.partition(".")[0] for name, file in files.items() if file and file.startswith(start)}:
+                _forget(name)
+            sys.path[:] = [path for path in sys.path if path != loaded.app.folder]
         folder = Path(install(fab, **how))
         installed(App(fab_hash, str(folder)))
         return folder
@@ -166,12 +171,3 @@ def answer(client_app: Callable[..., Message], message: Message, context: Contex
 def _forget(package: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
-
-
-def _forget_app(app: App) -> None:
-    """Remove an app's modules and its folder from what Python searches."""
-    folder = app.folder + os.sep
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    for name in {name.partition(".")[0] for name, file in files.items() if file and file.startswith(folder)}:
-        _forget(name)
-    sys.path[:] = [path for path in sys.path if path != app.folder]

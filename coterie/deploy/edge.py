@@ -123,7 +123,12 @@ class Edge:  # large: the options of a command
     def _record(self) -> dict[str, Any]:
         set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
         if self.node.server is None:
-            set_keys["server"] = _server(self.superlink, self.ca)
+            # return what a client's records call its server: its address, and the begin of its authority's SHA-256
+            try:
+                authority = read_authorities(self.ca)[0].fingerprint(hashes.SHA256()).hex()[:16]
+            except DeployError:
+                authority = "unknown"
+            set_keys["server"] = f"{self.superlink} {authority}"
         return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
@@ -252,15 +257,6 @@ def _quoted(value: bool | int | float | str) -> str:
     return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
 
 
-def _server(superlink: str, ca: Path) -> str:
-    """Return what a client's records call its server: its address, and the begin of its authority's SHA-256."""
-    try:
-        authority = read_authorities(ca)[0].fingerprint(hashes.SHA256()).hex()[:16]
-    except DeployError:
-        authority = "unknown"
-    return f"{superlink} {authority}"
-
-
 def _data(path: Path, describe: Callable[[str], str]) -> str:
     if not os.path.exists(path):
         raise DeployError(f"--data {path}: does not exist, or this user cannot access its folder")
@@ -298,7 +294,6 @@ def _ca(path: Path) -> str:
 
 
 def _in_roster(edge: Edge) -> str:
-    """Check that the key of the node is that of this client in the roster."""
     assert edge.roster is not None
     public = read_private_key(edge.key).public_key()
     try:
@@ -465,7 +460,6 @@ def _clock(edge: Edge, clock_error: ClockError) -> str:
 
 
 def _tls(edge: Edge) -> ssl.SSLContext:
-    """Return how to connect to the SuperLink."""
     context = ssl.create_default_context(cafile=str(edge.ca))
     context.set_alpn_protocols(["h2", "http/1.1"] if nodes_speak_http() else ["h2"])
     if edge.certificate is None:

@@ -120,7 +120,16 @@ def purge(path: Path, logs: bool = False) -> Purged:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # an open database of a SuperLink keeps a lock
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("BEGIN EXCLUSIVE")
-        _check(connection, path)
+        tables = _tables(connection)
+        if not {"run", "task", *_MESSAGES, *_OBJECTS, *_SESSIONS, _LOGS} <= tables:
+            raise DeployError(f"{path}: not the database of a SuperLink of flwr {SUPPORTED}")
+        for table in sorted(tables):
+            columns = {column for _, column, *_ in connection.execute(f'PRAGMA table_info("{table}")')}
+            if unknown := columns - set(_KNOWN.get(table, "").split()):
+                raise DeployError(
+                    f"{path}: {table} ({', '.join(sorted(unknown))}) is not in databases of flwr {SUPPORTED}, and may "
+                    "hold messages that would remain: purge with the version of Coterie for this SuperLink"
+                )
         counts = _delete(connection, logs)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -134,19 +143,6 @@ def purge(path: Path, logs: bool = False) -> Purged:
     finally:
         connection.close()
     return Purged(*counts, before, _size(path))
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    tables = _tables(connection)
-    if not {"run", "task", *_MESSAGES, *_OBJECTS, *_SESSIONS, _LOGS} <= tables:
-        raise DeployError(f"{path}: not the database of a SuperLink of flwr {SUPPORTED}")
-    for table in sorted(tables):
-        columns = {column for _, column, *_ in connection.execute(f'PRAGMA table_info("{table}")')}
-        if unknown := columns - set(_KNOWN.get(table, "").split()):
-            raise DeployError(
-                f"{path}: {table} ({', '.join(sorted(unknown))}) is not in databases of flwr {SUPPORTED}, and may hold "
-                "messages that would remain: purge with the version of Coterie for this SuperLink"
-            )
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:

@@ -80,21 +80,15 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
     Raises:
         DeployError: the connection or run does not exist, or the SuperLink is unreachable.
     """
-    link = _connection(connection)
-    from flwr.cli.utils import init_http_client_from_connection
     from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 
-    with _explained(link, run):
-        with contextlib.redirect_stdout(io.StringIO()):  # Flower prints which SuperLink it uses
-            client = init_http_client_from_connection(link)
-        with client:
-            nodes = client.ListNodes(ListNodesRequest())
-            runs = client.ListRuns(ListRunsRequest(run_id=run, limit=None if run is not None else RUNS))
-            here = sorted(nodes.nodes_info, key=lambda node_info: node_info.registered_at)
-            run_infos = sorted(runs.run_dict.values(), key=lambda run_info: run_info.pending_at, reverse=True)
-            log = (
-                _log(client, run_infos[0].run_id) if run_infos and run_infos[0].status.status not in _UNSTARTED else ""
-            )
+    with _control(connection, run) as (link, client):
+        nodes = client.ListNodes(ListNodesRequest())
+        runs = client.ListRuns(ListRunsRequest(run_id=run, limit=None if run is not None else RUNS))
+        here = sorted(nodes.nodes_info, key=lambda node_info: node_info.registered_at)
+        run_infos = sorted(runs.run_dict.values(), key=lambda run_info: run_info.pending_at, reverse=True)
+        started = bool(run_infos) and run_infos[0].status.status not in _UNSTARTED
+        log = _log(client, run_infos[0].run_id) if started else ""
     return Status(
         link.name,
         str(link.address),
@@ -116,20 +110,15 @@ def register_nodes(connection: str, keys: Mapping[str, Path]) -> None:
     Raises:
         DeployError: the connection does not exist, or the SuperLink is unreachable or refuses a key.
     """
-    link = _connection(connection)
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.cli.utils import init_http_client_from_connection
     from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    with _explained(link, None):
-        with contextlib.redirect_stdout(io.StringIO()):
-            client = init_http_client_from_connection(link)
-        with client:
-            registered = {node_info.name for node_info in client.ListNodes(ListNodesRequest()).nodes_info}
-            for name in keys.keys() - registered:
-                key: Any = load_ssh_public_key(keys[name].read_bytes())
-                client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
+    with _control(connection, None) as (_, client):
+        registered = {node_info.name for node_info in client.ListNodes(ListNodesRequest()).nodes_info}
+        for name in keys.keys() - registered:
+            key: Any = load_ssh_public_key(keys[name].read_bytes())
+            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
 
 def _connection(name: str | None) -> SuperLinkConnection:
@@ -163,15 +152,20 @@ def _connection(name: str | None) -> SuperLinkConnection:
 
 
 @contextlib.contextmanager
-def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
-    """Convert connection errors to one line with a solution."""
+def _control(name: str | None, run: int | None) -> Iterator[tuple[SuperLinkConnection, ControlHttpClient]]:
+    """Connect to a Control API; its errors become one line with a solution."""
+    link = _connection(name)
     import click
     import httpx
+    from flwr.cli.utils import init_http_client_from_connection
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
     where = f"connection {link.name} ({link.address}):"
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):  # Flower prints which SuperLink it uses
+            client = init_http_client_from_connection(link)
+        with client:
+            yield link, client
     except httpx.HTTPStatusError as error:
         said = FlowerError.from_json(error.response.text)
         if said is not None and said.code == ApiErrorCode.RUN_ID_NOT_FOUND:

@@ -69,7 +69,12 @@ def serve(flags: Sequence[str]) -> None:
         check("deploy.superlink")
         protect_fleet(options.require_client_certificates)
     os.umask(0o077)
-    _close_to_others(flags)
+    # take access to an existing database from other users; new files are private by the umask
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    for name, value in pairwise(words):
+        for suffix in ("", "-wal", "-shm") if name == "--database" else ():
+            with suppress(OSError):
+                os.chmod(value + suffix, PRIVATE)
     wait_for_locks()
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
@@ -90,15 +95,6 @@ def _database_of_another_version() -> Iterator[None]:
             f"--database: a newer version than flwr {version('flwr')} has converted it ({error}): start that version, "
             "or restore a backup from before"
         ) from None
-
-
-def _close_to_others(flags: Sequence[str]) -> None:
-    """Take access to an existing database from other users; new files are private by the umask."""
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    for name, value in pairwise(words):
-        for suffix in ("", "-wal", "-shm") if name == "--database" else ():
-            with suppress(OSError):
-                os.chmod(value + suffix, PRIVATE)
 
 
 def protect_fleet(require_certificates: bool) -> None:

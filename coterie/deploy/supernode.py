@@ -201,32 +201,32 @@ def present_certificate(certificate: Path, key: Path) -> None:
         OSError: a file cannot be read, or holds no certificate with its key.
     """
     if nodes_speak_http():
-        _present_over_http(certificate, key)
+        connection: Any = import_module("flwr.supernode.fleet_http_connection")
+        ssl.create_default_context().load_cert_chain(certificate, key)
+
+        class PresentingClient(connection.FleetHttpClient):  # type: ignore[misc]
+            @classmethod
+            def from_server_address(
+                cls,
+                server_address: str,
+                insecure: bool,
+                root_certificates: bytes | str | None,
+                interceptors: Sequence[Any],
+            ) -> Any:
+                if insecure or root_certificates is None:
+                    return super().from_server_address(server_address, insecure, root_certificates, interceptors)
+                given = root_certificates
+                text = given.decode("ascii") if isinstance(given, bytes) else Path(given).expanduser().read_text()
+                context = ssl.create_default_context(cadata=text)
+                context.load_cert_chain(certificate, key)
+                return cls(f"https://{server_address}", interceptors=interceptors, verify=context)
+
+        connection.FleetHttpClient = PresentingClient
         return
     import grpc
 
     create, pair = grpc.ssl_channel_credentials, (key.read_bytes(), certificate.read_bytes())
     grpc.ssl_channel_credentials = lambda root_certificates=None: create(root_certificates, *pair)
-
-
-def _present_over_http(certificate: Path, key: Path) -> None:
-    connection: Any = import_module("flwr.supernode.fleet_http_connection")
-    ssl.create_default_context().load_cert_chain(certificate, key)
-
-    class PresentingClient(connection.FleetHttpClient):  # type: ignore[misc]
-        @classmethod
-        def from_server_address(
-            cls, server_address: str, insecure: bool, root_certificates: bytes | str | None, interceptors: Sequence[Any]
-        ) -> Any:
-            if insecure or root_certificates is None:
-                return super().from_server_address(server_address, insecure, root_certificates, interceptors)
-            given = root_certificates
-            text = given.decode("ascii") if isinstance(given, bytes) else Path(given).expanduser().read_text()
-            context = ssl.create_default_context(cadata=text)
-            context.load_cert_chain(certificate, key)
-            return cls(f"https://{server_address}", interceptors=interceptors, verify=context)
-
-    connection.FleetHttpClient = PresentingClient
 
 
 def main(arguments: list[str]) -> None:

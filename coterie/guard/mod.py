@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
@@ -150,7 +149,8 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     private_folder(folder)
     path = ledger_path(client, folder)
     private_folder(path.parent)
-    with _locked(path.with_name(path.name + ".lock")):
+    with open_private(path.with_name(path.name + ".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         _check_name(path, details)
         spend(client, folder, None, 0, events, guard=dict(details))
 
@@ -164,13 +164,6 @@ def _check_name(path: Path, details: Mapping[str, Any]) -> None:
                 f"the ledger has charges of this run as site {site!r} (empty: without a name): a site keeps its name "
                 "within a run"
             )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open_private(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _reply(reply: Message) -> RecordDict:

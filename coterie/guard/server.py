@@ -213,6 +213,5 @@ def _trains(message: Message) -> bool:
 
 
 def _refused(reply: Message) -> Message:
-    """Return an error in place of a reply."""
     error = Error(ErrorCode.MOD_FAILED_PRECONDITION, "the reply is not from a guarded site")
     return make_message(metadata=reply.metadata, error=error)

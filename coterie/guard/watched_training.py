@@ -340,7 +340,6 @@ def _is_new(base: Optimizer) -> bool:
 
 
 def _copy(state: Any) -> Any:
-    """Copy nested tensors."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -349,7 +348,6 @@ def _copy(state: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether a copy and nested tensors are equal."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, Mapping):

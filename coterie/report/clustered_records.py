@@ -38,14 +38,17 @@ def describe_scores(run: Run) -> list[str]:
 
 def describe_points(run: Run) -> list[str]:
     """Describe received points and missing clients, one sentence per item; empty if there are no points."""
+    from coterie.strategies.registry import STRATEGIES
+
     points, missing = run.notes.get("points") or {}, run.notes.get("missing") or []
     if not points:
         return []
     sizes = sorted(points.values())
     size_range = f"{sizes[0]:,} each" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,} each"
+    kind = STRATEGIES[run.strategy].point_name
     sentences = [
-        f"In one round, {formats.clients(len(points))} sent {sum(sizes):,} {_point_name(run)} ({size_range}). The "
-        "server clustered all of them, and clients labelled their records with the result."
+        f"In one round, {formats.clients(len(points))} sent {sum(sizes):,} {kind} ({size_range}). The server "
+        "clustered all of them, and clients labelled their records with the result."
     ]
     if collapsed := run.notes.get("collapsed"):
         sentences.append(
@@ -67,12 +70,6 @@ def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     shares = np.round(100 * counts / np.maximum(counts.sum(axis=0), 1)).astype(int)
     order = sorted(range(len(counts)), key=lambda cluster: class_of.get(cluster, len(counts) + cluster))
     return [(cluster, list(zip(counts[cluster].tolist(), shares[cluster].tolist(), strict=True))) for cluster in order]
-
-
-def _point_name(run: Run) -> str:
-    from coterie.strategies.registry import STRATEGIES
-
-    return STRATEGIES[run.strategy].point_name
 
 
 def _client_list(clients: list[int]) -> str:

@@ -183,8 +183,26 @@ def compare(runs: Sequence[Run], damaged: Sequence[tuple[str, str]] = ()) -> Com
         )
         for values, members in groups.items()
     ]
-    left_out = [(str(run.path), _progress(run)) for run in runs if not run.finished]
-    return Comparison(tuple(settings), scores, tuple(rows), (*left_out, *damaged), tuple(_notes(rows)))
+    left_out = []
+    for run in runs:
+        if not run.finished:
+            planned = f" of {run.config['rounds']}" if run.config.get("rounds") is not None else ""
+            left_out.append((str(run.path), f"unfinished: {len(run.rounds)}{planned} rounds"))
+    notes = []
+    for row in rows:
+        notes += [
+            (str(run.path), f"no accuracy: evaluate = {run.config.get('evaluate', 'unknown')}")
+            for run in row.runs
+            if run.scores.accuracy is None
+        ]
+        first: dict[int, Run] = {}
+        for run in row.runs:
+            seed = _seed(run)
+            if seed is not None and seed in first:
+                notes.append((str(run.path), f"seed {seed} as in {first[seed].path}: no independent repetition"))
+            elif seed is not None:
+                first[seed] = run
+    return Comparison(tuple(settings), scores, tuple(rows), (*left_out, *damaged), tuple(notes))
 
 
 def score_text(row: Row, name: str) -> str:
@@ -220,26 +238,3 @@ def _score(run: Run, name: str) -> float | None:
 def _seed(run: Run) -> int | None:
     seed = run.config.get("seed")
     return seed if isinstance(seed, int) else None
-
-
-def _progress(run: Run) -> str:
-    planned = run.config.get("rounds")
-    return f"unfinished: {len(run.rounds)}{'' if planned is None else f' of {planned}'} rounds"
-
-
-def _notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    notes = []
-    for row in rows:
-        notes += [
-            (str(run.path), f"no accuracy: evaluate = {run.config.get('evaluate', 'unknown')}")
-            for run in row.runs
-            if run.scores.accuracy is None
-        ]
-        first: dict[int, Run] = {}
-        for run in row.runs:
-            seed = _seed(run)
-            if seed is not None and seed in first:
-                notes.append((str(run.path), f"seed {seed} as in {first[seed].path}: no independent repetition"))
-            elif seed is not None:
-                first[seed] = run
-    return notes

@@ -36,7 +36,6 @@ def _method(declares: Callable[[type[ClusteredStrategy]], bool]) -> Callable[[Co
 
 
 def _overrides(name: str) -> Callable[[Config], bool]:
-    """Whether the method overrides a class method."""
     return _method(lambda method: sum(name in vars(base) for base in method.__mro__) > 1)
 
 

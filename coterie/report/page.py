@@ -96,12 +96,12 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(run: Run, anchor: str) -> dict[str, Any]:
-    """Return what the template shows of one run."""
     run_sites = read_sites(run)
     personal = any(site.personal is not None for site in run_sites)
     heads = [each.name for each in fields(Site)][: None if personal else -1]
     total, directions = run.traffic, (("down", "from the server to clients"), ("up", "from clients to the server"))
     by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
+    charged = run.certificate.get("charged") or ()
     return {
         "run": run,
         "anchor": anchor,
@@ -125,28 +125,24 @@ def _section(run: Run, anchor: str) -> dict[str, Any]:
             for direction, label in directions
             if total
         ],
-        "facts": _facts(run.certificate),
+        "facts": [
+            *(
+                (f"ε by {name}", formats.epsilon(value))
+                for name, value in (run.certificate.get("accountants") or {}).items()
+            ),
+            *_pairs({key: value for key, value in run.certificate.items() if key not in _PROSE_KEYS}),
+            *(
+                ("charged" if len(charged) == 1 else f"charged ({number})", _charged(line))
+                for number, line in enumerate(charged, 1)
+            ),
+        ],
         "public_inputs": _pairs(_with_effect(run, "public_inputs")),
         "tuned": _pairs(_with_effect(run, "tuned_outside")),
         "settings": shown_settings(run.config),
     }
 
 
-def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the certificate table: ε per accountant, charges, and other facts."""
-    charged = certificate.get("charged") or ()
-    return [
-        *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
-        *_pairs({key: value for key, value in certificate.items() if key not in _PROSE_KEYS}),
-        *(
-            ("charged" if len(charged) == 1 else f"charged ({number})", _charged(line))
-            for number, line in enumerate(charged, 1)
-        ),
-    ]
-
-
 def _charged(line: Mapping[str, Any]) -> str:
-    """Return the charges of one kind as text."""
     rate, noise = formats.number(line["sampling_rate"]), formats.number(line["noise_multiplier"])
     text = f"{line['charges']} × {line['sampler']} at rate {rate}, noise {noise}"
     if slots := line.get("slots"):
@@ -165,7 +161,6 @@ def _with_effect(run: Run, entry: str) -> dict[str, Any]:
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return formatted names and values; null values are omitted."""
     return [
         (key.replace("_", " "), formats.number(value) if type(value) in (int, float) else formats.setting(value))
         for key, value in values.items()
@@ -202,7 +197,6 @@ def _summary(run: Run) -> str:
 
 
 def _status(run: Run) -> str:
-    """Return the text of the badge."""
     if run.unit == "none":
         return "not private"
     if not run.finished:
@@ -268,7 +262,6 @@ def _plus_minus(share: float) -> str:
 
 
 def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
-    """Summarise accuracy and membership of the sites."""
     sizes = Counter(site.cluster for site in run_sites if site.cluster is not None and run.clustered)
     parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
     sentences = [f"{len(run_sites)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
@@ -285,7 +278,6 @@ def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
 
 
 def _scores(run: Run) -> list[_Tile]:
-    """Return further scores."""
     scores = run.scores
     if run.clusters_records:
         return [
@@ -296,7 +288,13 @@ def _scores(run: Run) -> list[_Tile]:
     outside = "outside the guarantee" if run.exact else ""
     own = [_Tile(*metric, outside, good=False) for metric in named_metrics(scores)]
     own += [_Tile(*metric) for metric in released_metrics(run.outcome.estimates)]
-    own += [] if scores.personal_accuracy is None else [_personal_tile(run)]
+    if scores.personal_accuracy is not None:
+        worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
+        note = (
+            f"each client fits the model to its own records ({run.config.get('personalize')}) and sends nothing of "
+            f"it; worst group {formats.percent(worst_group)}, worst client {formats.percent(worst)}"
+        )
+        own.append(_Tile("Personalised", formats.percent(scores.personal_accuracy), note, outside, good=False))
     if (paid := federation_pays(scores)) is not None:
         answer, _, why = paid[1].partition(": ")
         own.append(_Tile("Does federation pay here?", answer, why, outside, good=False))
@@ -311,17 +309,6 @@ def _scores(run: Run) -> list[_Tile]:
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
         ),
     ]
-
-
-def _personal_tile(run: Run) -> _Tile:
-    scores = run.scores
-    worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
-    note = (
-        f"each client fits the model to its own records ({run.config.get('personalize')}) and sends nothing of it; "
-        f"worst group {formats.percent(worst_group)}, worst client {formats.percent(worst)}"
-    )
-    outside = "outside the guarantee" if run.exact else ""
-    return _Tile("Personalised", formats.percent(scores.personal_accuracy), note, outside, good=False)
 
 
 def _resources(run: Run) -> list[_Tile]:

@@ -11,7 +11,13 @@ def verdict(scores: Diagnostics) -> str:
     """Return a warning if the predictions are not better than the best constant one; otherwise an empty text."""
     if beats_constant(scores) is not False:
         return ""
-    return f"the model is not better than predicting {_constant(scores)}"
+    if scores.rmse is not None:
+        constant = f"the mean of the targets (root mean squared error {formats.number(scores.baseline_rmse)})"
+    elif scores.label_rate is not None:
+        constant = f"the share of each label (Brier score {_decimals(scores.baseline_brier)})"
+    else:
+        constant = f"always the most frequent class ({formats.percent(scores.baseline_accuracy)})"
+    return f"the model is not better than predicting {constant}"
 
 
 def named_metrics(scores: Diagnostics) -> list[tuple[str, str, str]]:
@@ -90,7 +96,6 @@ def _decimals(value: float | None) -> str:
 
 
 def _rates(scores: Diagnostics) -> str:
-    """Return sensitivity and specificity, where there is a positive class."""
     if scores.sensitivity is None:
         return "0.5 is chance"
     return (
@@ -108,14 +113,6 @@ def _recalls(scores: Diagnostics) -> str:
         return f"recall {', '.join(f'{formats.percent(recall)} of {_name(scores, j)}' for recall, j in recalls)}"
     recall, j = min(recalls)
     return f"lowest recall {formats.percent(recall)}, of {_name(scores, j)}"
-
-
-def _constant(scores: Diagnostics) -> str:
-    if scores.rmse is not None:
-        return f"the mean of the targets (root mean squared error {formats.number(scores.baseline_rmse)})"
-    if scores.label_rate is not None:
-        return f"the share of each label (Brier score {_decimals(scores.baseline_brier)})"
-    return f"always the most frequent class ({formats.percent(scores.baseline_accuracy)})"
 
 
 def _name(scores: Diagnostics, j: int) -> str:

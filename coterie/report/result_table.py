@@ -51,57 +51,50 @@ def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
     for label, value in _privacy(certificate):
         table.add_row(label, value)
     table.add_section()
-    table.add_row("Rounds", Text(_timing(outcome)))
+    parts = [
+        f"{formats.number(outcome.rounds)} in {formats.duration(outcome.seconds_training)}",
+        f"{formats.duration(outcome.seconds_per_round)} each",
+    ]
+    if outcome.seconds_total is not None:
+        parts.append(f"{formats.duration(outcome.seconds_total)} in total")
+    if outcome.peak_rss_mb is not None:
+        parts.append(f"peak memory {outcome.peak_rss_mb:.0f} MB")
+    table.add_row("Rounds", Text(", ".join(parts)))
     return table
 
 
 def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
     if clusters_records(outcome.strategy):
-        return _record_scores(outcome, scores)
+        missing = outcome.notes.get("missing")
+        missing_text = formats.MISSING if missing is None else formats.listed(missing) if missing else "none"
+        return [
+            ("NMI", Text(formats.index(scores.nmi), "bold")),
+            ("Kappa", formats.index(scores.kappa)),
+            ("Adjusted Rand", formats.index(scores.ari)),
+            ("Accuracy", f"{formats.percent(scores.accuracy)} of records, with clusters matched to classes"),
+            ("Clients missing", missing_text),
+        ]
     if outcome.evaluate == "private":  # the only released scores
         noisy = [(label, f"{value} {note}") for label, value, note in released_metrics(outcome.estimates)]
         return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold")), *noisy]
     groups = scores.group_accuracy or ()
-    name = of_metrics(scores).score_name
-    return [
-        (name, Text(formats.percent(scores.accuracy), "bold")),
+    rows: list[tuple[str, str | Text]] = [
+        (of_metrics(scores).score_name, Text(formats.percent(scores.accuracy), "bold")),
         *((label, f"{value}; {note}") for label, value, note in named_metrics(scores)),
         ("Worst group", formats.percent(scores.worst_group_accuracy)),
         *([("Each group", ", ".join(map(formats.percent, groups)))] if len(groups) > 1 else []),
-        *([("Personalised", _personal(scores))] if scores.personal_accuracy is not None else []),
-        *_groups_found(scores),
     ]
-
-
-def _groups_found(scores: Diagnostics) -> list[tuple[str, str | Text]]:
-    if scores.groups_found is None:
-        return []
-    return [
-        ("Clusters found", formats.of_total(scores.groups_found, scores.groups)),
-        ("Clustering accuracy", formats.percent(scores.clustering_accuracy)),
-    ]
-
-
-def _personal(scores: Diagnostics) -> str:
-    """Return the accuracies of the models that clients fitted to their own records."""
-    worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
-    return (
-        f"{formats.percent(scores.personal_accuracy)}, worst group {formats.percent(worst_group)}, worst client "
-        f"{formats.percent(worst)}: models that clients fit to their own records and keep"
-    )
-
-
-def _record_scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
-    """Return scores of record clusters against classes, and the clients without a reply."""
-    missing = outcome.notes.get("missing")
-    missing_text = formats.MISSING if missing is None else formats.listed(missing) if missing else "none"
-    return [
-        ("NMI", Text(formats.index(scores.nmi), "bold")),
-        ("Kappa", formats.index(scores.kappa)),
-        ("Adjusted Rand", formats.index(scores.ari)),
-        ("Accuracy", f"{formats.percent(scores.accuracy)} of records, with clusters matched to classes"),
-        ("Clients missing", missing_text),
-    ]
+    if scores.personal_accuracy is not None:
+        worst_group, worst = scores.personal_worst_group_accuracy, scores.personal_worst_client_accuracy
+        text = (
+            f"{formats.percent(scores.personal_accuracy)}, worst group {formats.percent(worst_group)}, worst client "
+            f"{formats.percent(worst)}: models that clients fit to their own records and keep"
+        )
+        rows.append(("Personalised", text))
+    if scores.groups_found is not None:
+        rows.append(("Clusters found", formats.of_total(scores.groups_found, scores.groups)))
+        rows.append(("Clustering accuracy", formats.percent(scores.clustering_accuracy)))
+    return rows
 
 
 def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
@@ -121,15 +114,3 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
         return [*rows, ("Certified", Text("yes", "bold green"))]
     reasons = reasons or "no reason was recorded"
     return [*rows, ("Certified", Text.assemble(("no", "bold yellow"), f": {reasons}"))]
-
-
-def _timing(outcome: Outcome) -> str:
-    parts = [
-        f"{formats.number(outcome.rounds)} in {formats.duration(outcome.seconds_training)}",
-        f"{formats.duration(outcome.seconds_per_round)} each",
-    ]
-    if outcome.seconds_total is not None:
-        parts.append(f"{formats.duration(outcome.seconds_total)} in total")
-    if outcome.peak_rss_mb is not None:
-        parts.append(f"peak memory {outcome.peak_rss_mb:.0f} MB")
-    return ", ".join(parts)

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -14,8 +13,6 @@ from scipy.optimize import linear_sum_assignment
 from coterie.report import formats
 from coterie.report.runs import Run
 from coterie.results import Diagnostics
-
-# Characters of a name, which a site may have chosen.
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,14 @@ def spread(run: Run, sites: Sequence[Site]) -> Spread | None:
     if run.noisy:
         return None
     if run.clusters_records:
-        return _spread("class", _class_accuracies(scores.confusion))
+        # the share of each class in the cluster that it is matched to
+        counts = np.array(scores.confusion or [[0]])
+        inside = np.zeros(counts.shape[1])
+        for cluster, label in zip(*linear_sum_assignment(-counts), strict=True):
+            inside[label] = counts[cluster, label]
+        sizes = counts.sum(axis=0)
+        shares = [(float(inside[label] / sizes[label]), f"class {label}") for label in np.flatnonzero(sizes).tolist()]
+        return _spread("class", shares) if shares else None
     accuracies = [(site.accuracy, site.label) for site in sites if site.accuracy is not None]
     if len(accuracies) > 1:
         return _spread("site", accuracies)
@@ -120,21 +124,7 @@ def _points(share: float) -> str:
     return f"{100 * share:.1f}{formats.NBSP}points"
 
 
-def _spread(unit: str, accuracies: Sequence[tuple[float, str]]) -> Spread | None:
-    if not accuracies:
-        return None
+def _spread(unit: str, accuracies: Sequence[tuple[float, str]]) -> Spread:
     values = [value for value, _ in accuracies]
     lowest, worst = min(accuracies, key=lambda pair: pair[0])
     return Spread(unit, worst, lowest, max(values) - lowest, statistics.pstdev(values), len(values))
-
-
-def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
-    """Return the share of each class in the cluster that it is matched to."""
-    if not confusion:
-        return []
-    counts = np.array(confusion)
-    inside = np.zeros(counts.shape[1])
-    for cluster, label in zip(*linear_sum_assignment(-counts), strict=True):
-        inside[label] = counts[cluster, label]
-    sizes = counts.sum(axis=0)
-    return [(float(inside[label] / sizes[label]), f"class {label}") for label in np.flatnonzero(sizes).tolist()]

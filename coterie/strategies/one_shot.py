@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 
-# Number of points whose codes and labels the run folder stores, for figures.
-_SHOWN = 2000
-_GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
+_GATHERED, _FAILED, _TRAFFIC = "gathered", "failures", "traffic"
 
 
 #: Maximum size of the points of one client, in megabytes.
@@ -197,12 +195,11 @@ class OneShot(ClusteredStrategy):
                 ", ".join(map(str, missing)),
             )
         labeller = self.cluster(points)  # line 2
-        self._save_codes(points, labeller)
         learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}
         self.run.state = replace(self.run.state, layout=Layout.of(learned))
         return self.layout.flatten(learned)[None]
 
-    # ---- stored points and codes --------------------------------------------------------------------------
+    # ---- stored points ------------------------------------------------------------------------------------
 
     def _failed(self) -> set[int]:
         """Clients with simulated device failures; a resumed run has the same ones."""
@@ -214,26 +211,6 @@ class OneShot(ClusteredStrategy):
             failed = {"clients": np.sort(drawn)}
             self.recorder.save_artifact(_FAILED, failed)
         return set(failed["clients"].tolist())
-
-    def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
-        """Store codes and labels of a sample of points."""
-        import torch
-
-        owners = np.repeat(list(points), [len(client_points) for client_points in points.values()])
-        every = np.concatenate(list(points.values()))
-        some = self.streams.stream("shown", 1).permutation(len(every))[:_SHOWN]
-        with torch.no_grad():
-            codes = labeller.encoder(torch.as_tensor(every[some]))
-        self.recorder.save_artifact(
-            _CODES,
-            {
-                "points": every[some],
-                "codes": codes.numpy(),
-                "labels": labeller.label(every[some]),
-                "clients": owners[some],
-                "centroids": labeller.centroids.detach().numpy(),
-            },
-        )
 
 
 def _artifact(client: int) -> str:

@@ -73,8 +73,6 @@ _FIELDS = {"client-id", "round", "label", "redrawn-label", PADDING}
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is needed to send messages to clients."""
-
     models: npt.NDArray[np.float32]
     layout: Layout
     config: Values
@@ -89,8 +87,6 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Node:
-    """One client."""
-
     grid: InProcessGrid
     node_id: int
 
@@ -156,15 +152,25 @@ def check_client(
     node, other = _Node(grid, 1), _Node(grid, 2)
     client = _check_identity(report, node, other)
     _check_training(report, setting, node, client, redraws="redraw" not in skip)
-    _check_choice(report, setting, node, other)
+    asked = ((node, 20), (other, 20), (other, 21), (other, 22), (node, 20))
+    before, *_, after = (_label(report, setting, recipient, number) for recipient, number in asked)
+    problem = f"the same request had label {before}, and {after} after another client had trained in this process"
+    report.require(before == after, "row-wise", problem)
     if EVALUATE in message_types:
         _check_evaluation(report, setting, node)
     if LOSSES in message_types:
-        _check_losses(report, setting, node, client)
+        _check_losses(report, setting, node, client or 0)
     _check_malformed(report, setting, node, charges or (lambda: 0))
     if record_plan is not None:
         _check_repeats(report, setting, node, charges)
     report.finish()
+
+
+def _check_losses(report: Report, setting: _Setting, node: _Node, client: int) -> None:
+    k = len(setting.models)
+    with report.guarded("losses", LOSSES):
+        content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
+        read_reply(content, client_id=client, round=4, num_clusters=k, layout=losses_layout(k))
 
 
 def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
@@ -218,8 +224,18 @@ def _check_training(report: Report, setting: _Setting, node: _Node, client: int 
         report.require(not extra, "nothing-else", f"the reply to train also holds {', '.join(extra)}")
         _check_reply(report, reply, request, len(models), client)
         _check_update(report, setting, update, models)
-        if client is not None and not report.failures:
-            _check_by_reader(report, setting, content, request, len(models), client)
+        if client is not None and not report.failures:  # other items name what is usually wrong
+            count = len(models)
+            with report.guarded("parts", "the server drops the reply: its reader"):
+                read_reply(
+                    content,
+                    client_id=client,
+                    round=request.round,
+                    num_clusters=count if request.cluster is None else request.cluster + 1,
+                    layout=setting.layout,
+                    assigned=request.cluster,
+                    redraw=None if request.redraw is None else np.reshape(request.redraw, (count, count)),
+                )
 
 
 def _check_reply(report: Report, reply: Mapping[str, Any], request: TrainRequest, k: int, client: int | None) -> None:
@@ -259,35 +275,10 @@ def _check_update(report: Report, setting: _Setting, update: ArrayRecord, models
         report.require(not near, "update", "the update is close to a received model")
 
 
-def _check_by_reader(
-    report: Report, setting: _Setting, content: RecordDict, request: TrainRequest, k: int, client: int
-) -> None:
-    """Read the reply as the server does; other items name what is usually wrong."""
-    with report.guarded("parts", "the server drops the reply: its reader"):
-        read_reply(
-            content,
-            client_id=client,
-            round=request.round,
-            num_clusters=k if request.cluster is None else request.cluster + 1,
-            layout=setting.layout,
-            assigned=request.cluster,
-            redraw=None if request.redraw is None else np.reshape(request.redraw, (k, k)),
-        )
-
-
 def _label(report: Report, setting: _Setting, node: _Node, number: int) -> Any:
     content = _trained(report, setting, node, TrainRequest(round=number))
     reply = None if content is None else content.get(REPLY)
     return reply.get("label") if isinstance(reply, ConfigRecord) else None
-
-
-def _check_choice(report: Report, setting: _Setting, node: _Node, other: _Node) -> None:
-    before = _label(report, setting, node, 20)
-    for number in (20, 21, 22):
-        _label(report, setting, other, number)
-    after = _label(report, setting, node, 20)
-    problem = f"the same request had label {before}, and {after} after another client had trained in this process"
-    report.require(before == after, "row-wise", problem)
 
 
 def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
@@ -313,16 +304,7 @@ def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
             report.require(cluster in (None, *clusters), "evaluate", f"cluster is {cluster}")
 
 
-def _check_losses(report: Report, setting: _Setting, node: _Node, client: int | None) -> None:
-    k = len(setting.models)
-    with report.guarded("losses", LOSSES):
-        content = node.ask(LOSSES, setting.content(LossesRequest(round=4, compared=k)), 4)
-        read_reply(content, client_id=client or 0, round=4, num_clusters=k, layout=losses_layout(k))
-
-
-def _malformed(setting: _Setting) -> dict[str, RecordDict]:
-    """Requests that must be refused, by what is wrong."""
-
+def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int]) -> None:
     def changed(**values: Any) -> RecordDict:
         content = setting.content(TrainRequest(round=30))
         return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], **values})})
@@ -334,7 +316,7 @@ def _malformed(setting: _Setting) -> dict[str, RecordDict]:
     longer = Layout(layout.names, tuple((*shape, 2) for shape in layout.shapes))
     fewer = Layout(layout.names[1:], layout.shapes[1:])
     no_round = {key: value for key, value in good.config_records[CONFIG].items() if key != "round"}
-    return {
+    requests = {
         "no config": RecordDict({MODELS: good[MODELS]}),
         "no models": RecordDict({CONFIG: good[CONFIG]}),
         "no round": RecordDict({MODELS: good[MODELS], CONFIG: ConfigRecord(no_round)}),
@@ -348,11 +330,8 @@ def _malformed(setting: _Setting) -> dict[str, RecordDict]:
         ),
         "a missing parameter": RecordDict({**good, MODELS: pack_models(setting.models[:, layout.sizes[0] :], fewer)}),
     }
-
-
-def _check_malformed(report: Report, setting: _Setting, node: _Node, charges: Callable[[], int]) -> None:
     before, answered = charges(), []
-    for what, content in _malformed(setting).items():
+    for what, content in requests.items():
         with suppress(Exception):
             node.ask(TRAIN, content, 30)
             answered.append(what)

@@ -95,8 +95,6 @@ class _Recorder(Recorder):
 
 
 class _WatchedLedger(Ledger):
-    """Notes charges."""
-
     log: list[str]
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:
@@ -243,22 +241,19 @@ class _Test:
             json.dumps(run.strategy.certificate(), allow_nan=False)
         report.require(_same(run, self.run(unit)), "deterministic", f"{where}: two runs with equal streams differ")
         if unit == "client":
-            self._charges(run)
+            rounds = " ".join(run.events).split("round")[:-1]
+            paired = all(
+                set(zip(*[iter(round_events.split())] * 2, strict=False)) == {("charge", "release")}
+                for round_events in rounds
+            )
+            problem = f"{run.grid.trainings} exchanges had the events {' '.join(run.events)}"
+            self._report.require(paired and run.events.count("charge") == run.grid.trainings, "charges", problem)
         self._replies(unit)
         with report.guarded("resume", f"{where}: a resumed run"):
             rest = self.run(unit, resume=self.run(unit, stop_after=1))
             same = len(rest.models) + 1 == len(run.models) and all(map(np.array_equal, rest.models, run.models[1:]))
             report.require(same, "resume", f"{where}: a resumed run has other models")
         return True
-
-    def _charges(self, run: _Run) -> None:
-        rounds = " ".join(run.events).split("round")[:-1]
-        paired = all(
-            set(zip(*[iter(round_events.split())] * 2, strict=False)) == {("charge", "release")}
-            for round_events in rounds
-        )
-        problem = f"{run.grid.trainings} exchanges had the events {' '.join(run.events)}"
-        self._report.require(paired and run.events.count("charge") == run.grid.trainings, "charges", problem)
 
     def _replies(self, unit: str) -> None:
         if unit == "none":
@@ -304,7 +299,6 @@ class _Test:
 
 
 def _initial(strategy: ClusteredStrategy) -> tuple[Models, Layout]:
-    """Initial models, as a run draws them."""
     rng = np.random.default_rng(0)
 
     def draw(**_: Any) -> dict[str, Models]:
@@ -323,7 +317,6 @@ def _same(one: _Run, other: _Run) -> bool:
 
 
 def _other(client: int, content: RecordDict) -> RecordDict | None:
-    """Negate the update of client 0."""
     if client != 0:
         return content
     models, layout = unpack_models(content.array_records[UPDATE])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from coterie.engine.nodes import SingleProcessGrid
 from coterie.wire import LossesRequest, Request, TrainRequest, read_request
@@ -94,7 +94,7 @@ def malformed(kind: str) -> Spoil:
     """Return what makes the replies of client 0 malformed in one way."""
 
     def spoil(client: int, content: RecordDict) -> RecordDict | None:
-        if client != 0 or kind == "honest":
+        if client != 0:
             return content
         reply, update = dict(content.config_records[REPLY]), content.array_records["update"]
         if kind == "silent":
@@ -104,7 +104,8 @@ def malformed(kind: str) -> Spoil:
         if kind == "round":
             reply["round"] = -1
         if kind == "nan":
-            update = ArrayRecord({name: _filled(array.numpy(), np.nan) for name, array in update.items()})
+            arrays = {name: np.full(array.shape, np.nan, np.float32) for name, array in update.items()}
+            update = ArrayRecord({name: Array(values) for name, values in arrays.items()})
         if kind == "names":
             update = ArrayRecord({f"x.{name}": array for name, array in update.items()})
         return RecordDict({"update": update, REPLY: ConfigRecord(reply)})
@@ -114,9 +115,3 @@ def malformed(kind: str) -> Spoil:
 
 #: Ways of :func:`malformed`, which a server must treat like "silent".
 MALFORMED = ("label", "round", "nan", "names")
-
-
-def _filled(values: npt.NDArray[Any], value: float) -> Any:
-    from flwr.app import Array
-
-    return Array(np.full(values.shape, value, np.float32))

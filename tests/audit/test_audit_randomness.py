@@ -30,7 +30,7 @@ def test_what_is_shipped_holds():
     assert not [f for f in findings if f.failed]
 
 
-@pytest.mark.parametrize("bits", [16, 24, 64, 127])
+@pytest.mark.parametrize("bits", [16, 127])
 def test_short_keys_are_found(monkeypatch, bits):
     monkeypatch.setattr(randomness.secrets, "randbits", lambda _, randbits=secrets.randbits: randbits(bits))
     repeats, constant = keys()

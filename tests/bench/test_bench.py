@@ -9,7 +9,7 @@ import pytest
 from kit.tables import for_rows
 from rich.console import Console
 
-from coterie.bench.cells import count, run_all
+from coterie.bench.cells import Done, _run_one, _settings, count, run_all
 from coterie.bench.outcome import console_table, document, markdown
 from coterie.bench.table import BenchError, read_table, table_names
 from coterie.bench.table_figures import draw
@@ -87,8 +87,6 @@ def written(tmp_path, extra=""):
 @for_rows("quick", [False, True])
 @for_rows("name", table_names())
 def test_every_cell_of_every_table_is_a_configuration_that_can_run(name, quick):
-    from coterie.bench.cells import _settings
-
     table = read_table(name, quick=quick)
     assert table.pairs()
     for row, column in table.pairs():
@@ -150,7 +148,13 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")} == before
 
 
-def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
+def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path, monkeypatch):
+    def in_this_process(cells, out, places, jobs):
+        for cell in cells:
+            folder = out / "runs" / cell.key
+            yield Done(cell, *_run_one(cell, folder, places), folder)
+
+    monkeypatch.setattr("coterie.bench.cells._run", in_this_process)  # see test_cells.py
     table = read_table(written(tmp_path, 'plot = "curves"'), quick=True, seeds=[3])
     assert (table.quick, table.seeds, count(table)) == (True, (3,), 1)
     done, tuned = run_all(table, tmp_path / "out", places={"data-dir": str(tmp_path)}, jobs=1)

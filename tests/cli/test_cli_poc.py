@@ -134,7 +134,7 @@ def test_clients_declare_the_guarantee_of_the_run(tmp_path, no_processes, invoke
     ],
 )
 def test_wrong_settings_start_nothing(tmp_path, monkeypatch, invoke, words, error):
-    monkeypatch.setattr(poc, "_complete", lambda _: pytest.fail("started"))
+    monkeypatch.setattr(poc, "_complete", lambda *_: pytest.fail("started"))
     monkeypatch.chdir(tmp_path)
     status, said = invoke(tmp_path / "trial", *words)
     assert status == 1

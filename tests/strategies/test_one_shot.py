@@ -170,24 +170,6 @@ def test_without_evaluation_clients_label_and_tell_nothing(tmp_path):
     assert sum(len(labels(tmp_path / "run", client)) for client in range(CLIENTS)) == 66
 
 
-def test_the_points_of_the_pictures_are_kept(tmp_path):
-    execute(tmp_path / "run", SETTINGS)
-    with np.load(tmp_path / "run" / "evidence" / "codes.npz") as shown:
-        assert {name: shown[name].shape for name in shown} == {
-            "points": (30, 4),
-            "codes": (30, 4),
-            "labels": (30,),
-            "clients": (30,),
-            "centroids": (3, 4),
-        }
-        order = np.linalg.norm(shown["codes"][:, None] - shown["centroids"], axis=2).argmin(axis=1)
-        np.testing.assert_array_equal(shown["labels"], order)
-        for client in range(CLIENTS):
-            with np.load(tmp_path / "run" / "evidence" / f"points-{client:04d}.npz") as own:
-                shown_of = shown["points"][shown["clients"] == client]
-                assert {tuple(row) for row in shown_of} == {tuple(row) for row in own["points"]}
-
-
 # ---- who is missing --------------------------------------------------------------------------------------------------
 
 

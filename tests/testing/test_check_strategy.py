@@ -23,10 +23,11 @@ def test_a_strategy_of_a_user_conforms_with_its_settings():
 
 
 class Bad(FedAvg):
-    """FedAvg, with a bug in a subclass."""
+    """FedAvg at client level, with a bug in a subclass."""
 
     def __init_subclass__(cls):
         cls.name = cls.__name__.lower()
+        cls.units = vars(cls).get("units", ("client",))
         cls.row_wise = vars(cls).get("row_wise", True)
 
 

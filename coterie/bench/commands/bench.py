@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -48,7 +48,10 @@ def bench(
     chosen_seeds = range(seeds) if seeds else ()
     table = read_table(name, quick=quick, seeds=chosen_seeds, rows=row or (), columns=column or ())
     folder, kept = (out or Path("bench") / (stem + ("-quick" if quick else "")) for stem in (table.name, table.like))
-    command = _command(name, quick, seeds, row or (), column or ())
+    options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
+    options += [word for name_of_row in row or () for word in ("--row", name_of_row)]
+    options += [word for prefix in column or () for word in ("--column", prefix)]
+    command = shlex.join(["coterie", "bench", name, *options])
     run_table(table, folder, kept, command, jobs=jobs, device=device, data_dir=data_dir, as_json=as_json)
 
 
@@ -67,17 +70,16 @@ def run_table(
     """Run a table, and write and show its results.
 
     Args:
-        table: the table.
         folder: of the results.
         kept: folder of the runs.
         command: the command that was given.
-        jobs: parallel runs.
         device: of the clients.
         data_dir: folder of the data sets.
         as_json: print one JSON document.
         finished: called with all runs at the end.
     """
     from coterie.bench import cells, outcome
+    from coterie.bench.table_figures import draw
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
@@ -96,10 +98,13 @@ def run_table(
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
+    if source := str(data_dir or os.environ.get("COTERIE_DATA") or ""):  # results are published: without this folder
+        document = json.loads(json.dumps(document).replace(json.dumps(source)[1:-1], "DIR"))
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     finished(done)
-    files = _written(document, folder)
+    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(outcome.markdown(document))
+    picture = draw(document, folder / "table.png")
     if as_json:
         print_json(document)
     else:
@@ -107,20 +112,9 @@ def run_table(
         console.print(view)
         for note in notes:
             console.print(note, markup=False, soft_wrap=True)
-        console.print(files, soft_wrap=True)
+        console.print(f"{folder}/table.json, .md   figure {picture}", soft_wrap=True)
     if all(one.result is None for one in done):
         raise typer.Exit(1)
-
-
-def _written(document: Any, folder: Path) -> str:
-    """Write the results; return the names of the files."""
-    from coterie.bench.outcome import markdown
-    from coterie.bench.table_figures import draw
-
-    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "table.md").write_text(markdown(document))
-    picture = draw(document, folder / "table.png")
-    return f"{folder}/table.json, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
@@ -129,22 +123,15 @@ def _list_tables(as_json: bool) -> None:
 
     tables = {table_name: read_table(table_name) for table_name in table_names()}
     rows = {
-        n: {"what": t.title, "from": t.source, "runs": count(t), "quick": _minutes(t.quick_minutes)}
+        n: {
+            "what": t.title,
+            "from": t.source,
+            "runs": count(t),
+            "quick": "unknown" if t.quick_minutes is None else f"{t.quick_minutes:g} min",
+        }
         for n, t in tables.items()
     }
     listing("tables", rows, as_json)
-
-
-def _minutes(minutes: float | None) -> str:
-    return "unknown" if minutes is None else f"{minutes:g} min"
-
-
-def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the command line of this table, without the folders of data and results."""
-    options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
-    options += [word for row in rows for word in ("--row", row)]
-    options += [word for column in columns for word in ("--column", column)]
-    return shlex.join(["coterie", "bench", name, *options])
 
 
 def _device(name: str) -> str:
@@ -173,12 +160,6 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Done, int], No
             change(task, completed=total - left, last=_summary(done))
 
         yield show
-
-
-def _without_folder(folder: str, document: Any) -> Any:
-    """The document with DIR replacing the data folder, because results are published."""
-    text = json.dumps(document)
-    return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 
 
 def _summary(done: Done) -> str:

@@ -6,14 +6,12 @@ import typer
 
 from coterie.deploy.commands import backup, privacy  # noqa: F401 (adds a command to `coterie privacy`)
 from coterie.deploy.commands.certs import certs
-from coterie.deploy.commands.client import client, fab_hash
-from coterie.deploy.commands.masking_keys import masking_keys
+from coterie.deploy.commands.client import client, fab_hash, masking_keys
 from coterie.deploy.commands.poc import poc
 from coterie.deploy.commands.purge import purge
 from coterie.deploy.commands.sign import sign
 from coterie.deploy.commands.status import status
-from coterie.deploy.commands.superlink import superlink
-from coterie.deploy.commands.supernode import superexec, supernode
+from coterie.deploy.commands.supernode import superexec, superlink, supernode
 
 app = typer.Typer()
 for command in (certs, client, fab_hash, masking_keys, poc, purge, sign, status):

@@ -1,4 +1,4 @@
-"""``coterie client`` and ``coterie fab-hash``."""
+"""``coterie client``, ``coterie fab-hash`` and ``coterie masking-keys``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coterie.fields import GUARANTEES
 
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
-    from coterie.deploy.edge import Check, Edge
+    from coterie.deploy.edge import Check
     from coterie.site.node import NodeConfig
 
 # Width of the subjects of checks, a line break included.
@@ -118,10 +118,14 @@ def client(  # long: one line per option
     """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
     from coterie.client.masking_keys import keys_or_none
     from coterie.deploy.edge import Edge, checks, default_state_dir, start
+    from coterie.site.errors import DeployError
     from coterie.site.node import NodeConfig
 
     if client_id is None:
-        client_id = _id_of(key)
+        named = re.fullmatch(r"node-(\d+)\.key", key.name)
+        if not named:
+            raise DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
+        client_id = int(named[1])
     node = NodeConfig(
         client_id=client_id,
         state_dir=_absolute(state_dir or default_state_dir(client_id)),
@@ -188,7 +192,11 @@ def client(  # long: one line per option
         console.print("all checks passed")
         return
     sys.stdout.flush()
-    _save(reports, edge)
+    try:
+        for data_report in reports:
+            data_report.save(edge.state_dir)
+    except OSError as error:
+        raise DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None
     keys_or_none(node)  # signed by the key of the node, which the processes that train may not have
     start(edge)
 
@@ -205,18 +213,7 @@ def _versions() -> Check:
         return Check("versions", False, str(error))
 
 
-def _id_of(key: Path) -> int:
-    """Return I of node-I.key."""
-    from coterie.site.errors import DeployError
-
-    named = re.fullmatch(r"node-(\d+)\.key", key.name)
-    if not named:
-        raise DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
-    return int(named[1])
-
-
 def _settings(assignments: Sequence[str]) -> dict[str, str]:
-    """Parse KEY=VALUE."""
     from coterie.site.errors import DeployError
 
     settings = {}
@@ -242,6 +239,24 @@ def fab_hash(
         print(fab.hash)
 
 
+def masking_keys(
+    client_id: Annotated[int, typer.Option(min=0, metavar="ID", help="This client's id.")],
+    key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
+    roster: Annotated[
+        Path, typer.Option(help="roster.json of coterie certs, which must name this key; ca.crt lies beside it.")
+    ],
+    state_dir: Annotated[Path, typer.Option(help="Folder of this client's persistent state.")],
+) -> None:
+    """Sign a client's keys for masked rounds, so that the processes that train need no access to --key."""
+    from coterie.client.masking_keys import MaskingKeys
+    from coterie.deploy.edge import absolute
+    from coterie.site.node import NodeConfig
+
+    state, vouching, signing = (str(absolute(path)) for path in (state_dir, roster, key))
+    MaskingKeys.of(NodeConfig(client_id=client_id, state_dir=state, roster=vouching, key=signing))
+    print(f"client {client_id}: its keys for masked rounds are signed, in {state}")
+
+
 def _absolute(path: Path | None) -> str | None:
     from coterie.deploy.edge import absolute
 
@@ -264,14 +279,3 @@ def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
         way = "correct these records, or accept with --skip-invalid that they are left out or clamped"
         raise DataError("; ".join([*data_report.lines(), way]))
     return data_report
-
-
-def _save(reports: Sequence[DataReport], edge: Edge) -> None:
-    """Keep the report in the client's state folder."""
-    from coterie.site.errors import DeployError
-
-    try:
-        for data_report in reports:
-            data_report.save(edge.state_dir)
-    except OSError as error:
-        raise DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None

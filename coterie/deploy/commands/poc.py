@@ -205,16 +205,22 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
 
 def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
-    """Start everything, show the run, and wait."""
     from coterie.deploy.status import register_nodes
     from coterie.deploy.trial import free_ports, listens, program
     from coterie.report.page import write_report
 
-    _complete(layout)
     control, fleet, *runtime = free_ports(2 + layout.clients)
+    _complete(layout, control)
     pki = layout.folder / "pki"
-    _write_connection(layout, control)
-    variables = _variables(layout)
+    variables = {
+        **os.environ,
+        "FLWR_HOME": str(layout.folder / "flwr"),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "COTERIE_RUNS": str(layout.folder / "runs"),
+        "COTERIE_ROSTER": str(pki / "roster.json"),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
+    }
     os.environ["FLWR_HOME"] = variables["FLWR_HOME"]
     tls = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.crt"), ("--ssl-keyfile", "server.key")
     command = [sys.executable, "-m", "coterie.cli", "superlink", *(w for f, n in tls for w in (f, str(pki / n)))]
@@ -242,7 +248,8 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     began = trial.log("run").stat().st_size if trial.log("run").exists() else 0
     trial.start("run", submit, variables)
     _watch_run(trial, began, say)
-    run = _latest(layout)
+    folders = (path.parent for path in (layout.folder / "runs").glob("*/result.json"))
+    run = max(folders, key=lambda path: path.stat().st_mtime)
     say(f"results: {run}; page: {write_report([run], run)}")
     if once:
         return
@@ -254,8 +261,8 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
         time.sleep(_POLL)
 
 
-def _complete(layout: _Layout) -> None:
-    """Create what is missing: certificates, data of the demo, the app, folders."""
+def _complete(layout: _Layout, port: int) -> None:
+    """Create what is missing: certificates, data of the demo, the app, folders, and the connection to a port."""
     import tomli_w
 
     from coterie import __version__
@@ -268,8 +275,20 @@ def _complete(layout: _Layout) -> None:
         create(layout.folder / "pki", layout.clients, ["localhost"])
     for name in ("runs", "flwr", "app", "clients"):
         private_folder(layout.folder / name)
-    if layout.data_dir is None and not (layout.folder / "data").exists():
-        _write_digits(layout.folder / "data", layout.clients)
+    folder = layout.folder / "data"
+    if layout.data_dir is None and not folder.exists():
+        import numpy as np
+
+        from coterie.datasets import load
+
+        source = load("digits")
+        pixels = np.concatenate([source.train_x, source.test_x])
+        labels = np.concatenate([source.train_y, source.test_y])
+        for client in range(layout.clients):
+            images = (pixels[client :: layout.clients] * 255).round().astype(np.uint8)
+            private_folder(folder / f"client-{client}")
+            turned = images[:, :, ::-1, ::-1] if client % 2 else images  # every second client's are upside down
+            np.savez(folder / f"client-{client}" / "train.npz", x=turned, y=labels[client :: layout.clients])
     # The components are those of the installed package, so that the app needs no code of its own.
     app = {
         "publisher": "coterie",
@@ -279,46 +298,9 @@ def _complete(layout: _Layout) -> None:
     project = {"name": "coterie", "version": __version__, "license": "Apache-2.0", "dependencies": []}
     content = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
     write_atomic(layout.app / "pyproject.toml", content.encode(), sync=False)
-
-
-def _write_digits(folder: Path, clients: int) -> None:
-    """Write a part of scikit-learn's digits for every client; every second client's are upside down."""
-    import numpy as np
-
-    from coterie.datasets import load
-    from coterie.files import private_folder
-
-    source = load("digits")
-    pixels = np.concatenate([source.train_x, source.test_x])
-    labels = np.concatenate([source.train_y, source.test_y])
-    for client in range(clients):
-        images = (pixels[client::clients] * 255).round().astype(np.uint8)
-        private_folder(folder / f"client-{client}")
-        turned = images[:, :, ::-1, ::-1] if client % 2 else images
-        np.savez(folder / f"client-{client}" / "train.npz", x=turned, y=labels[client::clients])
-
-
-def _write_connection(layout: _Layout, port: int) -> None:
-    import tomli_w
-
-    from coterie.files import write_atomic
-
     link = {"address": f"localhost:{port}", "root-certificates": str(layout.folder / "pki" / "ca.crt")}
     content = tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: link}})
     write_atomic(layout.folder / "flwr" / "config.toml", content.encode(), sync=False)
-
-
-def _variables(layout: _Layout) -> dict[str, str]:
-    """The environment of all processes."""
-    own = {
-        "FLWR_HOME": str(layout.folder / "flwr"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "COTERIE_RUNS": str(layout.folder / "runs"),
-        "COTERIE_ROSTER": str(layout.folder / "pki" / "roster.json"),
-        "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
-    }
-    return {**os.environ, **own}
 
 
 def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
@@ -379,8 +361,3 @@ def _check(trial: Trial, say: Any) -> None:
         else:
             say(f"{name} is refused for up to 60 s, because its connection was not closed; it tries again")
             trial.start_again(name, _AGAIN)
-
-
-def _latest(layout: _Layout) -> Path:
-    folders = (path.parent for path in (layout.folder / "runs").glob("*/result.json"))
-    return max(folders, key=lambda path: path.stat().st_mtime)

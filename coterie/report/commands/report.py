@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, print_json, print_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from coterie.report.comparison import Comparison
 
 
 def report(
@@ -23,7 +18,7 @@ def report(
     """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
     from coterie.privacy import LedgerError
     from coterie.privacy.check import verified
-    from coterie.report.comparison import compare, read_runs
+    from coterie.report.comparison import OUTSIDE, compare, read_runs
     from coterie.report.page import write_report
     from coterie.report.result_table import result_table
     from coterie.report.runs import ReportError
@@ -50,19 +45,12 @@ def report(
     else:
         heads, rows = comparison.cells()
         print_table(console, heads, rows, right=len(comparison.scores) + 1)
-    _print_remarks(console, comparison, several=len(runs) > 1)
-    console.print(str(page), markup=False, soft_wrap=True)
-    if damaged:
-        raise typer.Exit(1)
-
-
-def _print_remarks(console: Console, comparison: Comparison, several: bool) -> None:
-    """Print which runs are missing in a comparison, what its rows lack, and what the guarantee does not cover."""
-    from coterie.report.comparison import OUTSIDE
-
     lines = [f"left out: {run}: {reason}" for run, reason in comparison.left_out]
     lines += [f"note: {run}: {note}" for run, note in comparison.notes]
-    if several and any(row.exact for row in comparison.rows):
+    if len(runs) > 1 and any(row.exact for row in comparison.rows):
         lines.append(OUTSIDE)
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+    console.print(str(page), markup=False, soft_wrap=True)
+    if damaged:
+        raise typer.Exit(1)

@@ -29,6 +29,7 @@ def page(certificate: Mapping[str, Any], *, name: str, method: str, finished: st
         fingerprint: of the key that signed the run, hexadecimal; empty: it is not signed.
     """
     certified = bool(certificate["certified"])
+    verdict = "cannot be recomputed" if certified and certificate["sampler"] == "fixed" else "good"
     private = _private(certificate) if certified else {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(HANDOVER_PAGE).render(
@@ -40,7 +41,7 @@ def page(certificate: Mapping[str, Any], *, name: str, method: str, finished: st
         method=method,
         finished=finished,
         fingerprint=" ".join(fingerprint[i : i + 8] for i in range(0, len(fingerprint), 8)),
-        verdict=_verdict(certificate),
+        verdict=verdict if certified else "not certified",
         trusted=certificate["unit"] == "client",
         version=certificate["coterie"],
         **private,
@@ -48,18 +49,21 @@ def page(certificate: Mapping[str, Any], *, name: str, method: str, finished: st
     return text.lstrip()
 
 
-def _verdict(certificate: Mapping[str, Any]) -> str:
-    if not certificate["certified"]:
-        return "not certified"
-    return "cannot be recomputed" if certificate["sampler"] == "fixed" else "good"
-
-
 def _private(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says of a certified run alone."""
     one, unit = _protected(certificate)
     shown = epsilon_observers(certificate)
     tuned = [f"{key}: {formats.setting(value)}" for key, value in certificate["tuned_outside"].items()]
     rights = [(words, prior, attacker_right(certificate, prior)) for words, prior in _PRIORS]
+    models = "the models, and what was published beside them"
+    if certificate["unit"] == "record":
+        server = ("the server and its operator", "what each client sends", True, "the client adds the noise itself")
+        alone, how = "also together with the server", "messages do not depend on one record"
+        member = "That a client takes part, and how many records its settings name."
+    else:
+        server = ("the server and its operator", "what each client sends, without noise", False, "it must be trusted")
+        alone, how = "if they do not work with the server", "the numbers below assume that they see it"
+        member = "That a client is part of the federation: membership is no secret."
+    exact = "Exact scores, computed from the data without noise: do not publish them."
     return {
         "one": one,
         "unit": unit,
@@ -68,14 +72,26 @@ def _private(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "seen": certificate["unit"] == "client",
         "drawn": certificate["unit"] == "client"
         and any(line["sampling_rate"] < 1 for lines in certificate[COMPOSED] for line in lines),
-        "people": _people(certificate),
+        "people": [
+            ("who gets the models", models, True, "whatever else they know"),
+            ("other clients", "the models of every round", True, alone),
+            ("who listens on the network", "who takes part, and when", True, how),
+            server,
+        ],
         "odds": [
             (words, formats.of_100(max(prior, 1 - prior)), formats.of_100(right)) for words, prior, right in rights
         ],
         "epsilon": formats.epsilon(certificate["epsilon"] if shown is None else shown),
         "secret": "" if shown is None else formats.epsilon(certificate["epsilon"]),
         "delta": formats.number(certificate["delta"]),
-        "outside": _outside(certificate),
+        "outside": [
+            *([exact] if any(", exact" in text for text in certificate["outside"]) else []),
+            "Other runs on the same data: their losses add up.",
+            member,
+            "When the run took place, how long its steps took, and how many replies were lost.",
+            "Reports that a client makes of its own data for itself, and keeps.",
+            "Theft of the data itself, at a client or by someone with access to it.",
+        ],
         "stated": [_sentence(item) for item in certificate["outside"]],
         "tuned": tuned,
     }
@@ -94,42 +110,5 @@ def _protected(certificate: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _people(certificate: Mapping[str, Any]) -> list[tuple[str, str, bool, str]]:
-    """Return who sees what, and whether and how the guarantee holds against them."""
-    models = "the models, and what was published beside them"
-    if certificate["unit"] == "record":
-        server = ("the server and its operator", "what each client sends", True, "the client adds the noise itself")
-        others = ("other clients", "the models of every round", True, "also together with the server")
-        observer = (
-            "who listens on the network",
-            "who takes part, and when",
-            True,
-            "messages do not depend on one record",
-        )
-    else:
-        server = ("the server and its operator", "what each client sends, without noise", False, "it must be trusted")
-        others = ("other clients", "the models of every round", True, "if they do not work with the server")
-        how = "the numbers below assume that they see it"
-        observer = ("who listens on the network", "who takes part, and when", True, how)
-    return [("who gets the models", models, True, "whatever else they know"), others, observer, server]
-
-
-def _outside(certificate: Mapping[str, Any]) -> list[str]:
-    """Return what is outside the guarantee, in few words."""
-    member = "That a client is part of the federation: membership is no secret."
-    if certificate["unit"] == "record":
-        member = "That a client takes part, and how many records its settings name."
-    exact = "Exact scores, computed from the data without noise: do not publish them."
-    return [
-        *([exact] if any(", exact" in text for text in certificate["outside"]) else []),
-        "Other runs on the same data: their losses add up.",
-        member,
-        "When the run took place, how long its steps took, and how many replies were lost.",
-        "Reports that a client makes of its own data for itself, and keeps.",
-        "Theft of the data itself, at a client or by someone with access to it.",
-    ]
-
-
 def _sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop."""
     return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

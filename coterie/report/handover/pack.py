@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -68,13 +69,24 @@ def write_pack(
     problems = [*check(header, charges, stated), *manifest_problems(run)]
     if problems:
         raise HandoverError(f"{run}: {problems[0]}; nothing was written: see coterie privacy check {run}")
-    _refuse_other_files(out)
+    if out.exists() and not out.is_dir():
+        raise HandoverError(f"{out} is a file: choose another --out")
+    others = [file.name for file in out.iterdir() if file.name not in _OURS] if out.exists() else []
+    if (out / "config.toml").exists() or (others and not (out / PAGE).exists()):
+        raise HandoverError(f"{out} has other files, such as {min(others)}: choose a new folder as --out")
     config = {name.rpartition(".")[2]: value for name, value in flat(read_config(run)["config"]).items()}
     method, derived = str(config.get("strategy", "unknown")), certificate(header, charges)
     public, signature, remarks = _signed(run, key, public)
     private_folder(out)
     contents = {name: read_bytes(run / name) for name in (CERTIFICATE, LEDGER, MANIFEST)}
-    contents |= {VERIFIER: read_bytes(Path(__file__).with_name(VERIFIER)), README: _readme(public is not None)}
+    contents[VERIFIER] = read_bytes(Path(__file__).with_name(VERIFIER))
+    option = "" if public is None else " --public-key operator.pub"
+    readme = (
+        f"{PAGE} says what this run guarantees, to whom, and what it does not.\n"
+        f"Check it without us: pip install dp-accounting cryptography; python {VERIFIER} .{option} --without-models\n"
+        "To check the models, too, copy the folder models of the run here, and leave --without-models out.\n"
+    )
+    contents[README] = readme.encode()
     if signature:
         contents[SIGNATURE] = signature
     fingerprint = ""
@@ -82,7 +94,10 @@ def write_pack(
         from coterie.site.operator_keys import operator_fingerprint, public_pem
 
         fingerprint, contents[_PUBLIC] = operator_fingerprint(public), public_pem(public)
-    ended = _day(str(charges[-1].get("time", ""))) if charges else ""
+    ended = ""
+    with suppress(ValueError):  # a charge may state no time
+        day = date.fromisoformat(str(charges[-1].get("time", ""))[:10] if charges else "")
+        ended = f"{day:%-d %B %Y}".replace(" ", NBSP)
     name, finished = run.resolve().name, f"ended on {ended}" if ended else "ended"
     contents[PAGE] = page(derived, name=name, method=method, finished=finished, fingerprint=fingerprint).encode()
     try:
@@ -93,15 +108,6 @@ def write_pack(
     except OSError as error:
         raise HandoverError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from None
     return Pack(out, tuple(sorted(contents)), fingerprint, remarks)
-
-
-def _refuse_other_files(out: Path) -> None:
-    """Raise :class:`HandoverError` if a folder has files that are not of a pack."""
-    if out.exists() and not out.is_dir():
-        raise HandoverError(f"{out} is a file: choose another --out")
-    others = [file.name for file in out.iterdir() if file.name not in _OURS] if out.exists() else []
-    if (out / "config.toml").exists() or (others and not (out / PAGE).exists()):
-        raise HandoverError(f"{out} has other files, such as {min(others)}: choose a new folder as --out")
 
 
 def _signed(
@@ -130,21 +136,3 @@ def _signed(
             f"{run}: {SIGNATURE} is no signature of {MANIFEST} by this key: give the right --public-key"
         )
     return public, signature, ()
-
-
-def _day(time: str) -> str:
-    """Return the day of a charge in words, which do not break in a line; empty if it states none."""
-    try:
-        day = date.fromisoformat(time[:10])
-    except ValueError:
-        return ""
-    return f"{day:%-d %B %Y}".replace(" ", NBSP)
-
-
-def _readme(is_signed: bool) -> bytes:
-    key = " --public-key operator.pub" if is_signed else ""
-    return (
-        f"{PAGE} says what this run guarantees, to whom, and what it does not.\n"
-        f"Check it without us: pip install dp-accounting cryptography; python {VERIFIER} .{key} --without-models\n"
-        "To check the models, too, copy the folder models of the run here, and leave --without-models out.\n"
-    ).encode()
