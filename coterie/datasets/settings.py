@@ -32,6 +32,7 @@ class DataFiles(Settings):
         allowed="a folder",
         client=True,
         place=True,
+        path=True,
     )
     input_shape: str = setting(
         "",
@@ -56,6 +57,7 @@ class DataFiles(Settings):
         allowed="a TOML file",
         longest=MAX_SCHEMA,
         client=True,
+        path=True,
     )
     columns: str = setting(
         "",

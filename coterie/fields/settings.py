@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from decimal import Decimal
@@ -50,6 +52,7 @@ class Setting(Kind):  # large: one field per property of a setting
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
         custom: whether it may also name an object of users.
+        path: whether it names a file or folder, in which ``~`` is replaced.
         none: text of None. Another one than "auto" is a value that users set, beside a default that is a number.
     """
 
@@ -63,6 +66,7 @@ class Setting(Kind):  # large: one field per property of a setting
     place: bool
     only: tuple[str, Collection[Any]] | None
     custom: bool
+    path: bool
     none: str
 
     @property
@@ -98,7 +102,21 @@ class Setting(Kind):  # large: one field per property of a setting
             auto = f"{self.none!r} or " if self.optional else ""
             hint = suggestion(str(value), self.allowed.split(", ")) if self.kind is str else ""
             raise ConfigError(f"{self.name} = {value!r}: must be {auto}{self.allowed}{hint}")
-        return parsed
+        return self._expanded(parsed) if self.path else parsed
+
+    def _expanded(self, path: str) -> str:
+        """Return a path with the home folder in place of ``~``, which no shell replaces in a file or after ``--out=``.
+
+        Variables are refused instead: whoever submits a run could read the environment of the server.
+        """
+        if "\n" in path:  # the content of the file
+            return path
+        if re.search(r"\$[\w{]", path):
+            raise ConfigError(f"{self.name} = {path!r}: variables are not replaced; write the path in full")
+        expanded = os.path.expanduser(path)
+        if expanded.startswith("~"):
+            raise ConfigError(f"{self.name} = {path!r}: there is no user of this name; write the path in full")
+        return expanded
 
 
 def setting(
@@ -119,6 +137,7 @@ def setting(
     tuned: bool = False,
     client: bool = False,
     place: bool = False,
+    path: bool = False,
     only: tuple[str, Collection[Any]] | None = None,
     none: str = AUTO,
 ) -> Any:
@@ -154,7 +173,7 @@ def setting(
     if longest is None:
         longest = MAX_TEXT if client else math.inf
     limits = {"bounds": bounds, "longest": longest, "check": ok, "choices": names, "custom": bool(custom)}
-    flags = {"tuned": tuned, "client": client, "place": place, "only": only, "none": none}
+    flags = {"tuned": tuned, "client": client, "place": place, "path": path, "only": only, "none": none}
     return field(default=default, metadata={_SETTING: {"help": help, "allowed": allowed, **limits, **flags}})
 
 

@@ -78,6 +78,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         allowed="a file of safetensors",
         client=True,
         place=True,
+        path=True,
     )
     features: str = setting(
         "none",

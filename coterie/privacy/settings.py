@@ -107,6 +107,7 @@ class PrivacySettings(Settings):  # large: one field per setting
         "client level: ledger of one budget for all runs on these clients that name it; empty: of this run alone",
         allowed="a file; the first run that names it sets its budget",
         place=True,
+        path=True,
     )
 
 

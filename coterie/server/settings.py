@@ -40,7 +40,7 @@ class RunSettings(Settings):
         0, "stop after this number of rounds, with the noise of all planned rounds; 0: never", at_least=0
     )
     start_from: str = setting(
-        "", "run folder whose last models are the initial ones; empty: new models", allowed="a run folder"
+        "", "run folder whose last models are the initial ones; empty: new models", allowed="a run folder", path=True
     )
     seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", within=SEED)
     signed_request: str = setting(
@@ -49,7 +49,7 @@ class RunSettings(Settings):
         allowed="a signed request",
         place=True,
     )
-    out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True)
+    out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True, path=True)
     resume: bool = setting(False, "continue the run in the run folder", place=True)
 
 

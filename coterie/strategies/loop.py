@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Artifact of a run: the heads of its clients.
 _HEADS = "heads"
+# Released labels, (clients, 2) with the numbers of the clients, in the arrays of a checkpoint.
+_LABELS = "released-labels"
 # Rounds without any finite update after which a run ends, and the largest parameter of a model that did not diverge.
 _HOPELESS, _LARGEST = 3, 1e9
 
@@ -76,8 +78,10 @@ def run_rounds(
             mean = strategy.options.averaging(mean, models, number, num_rounds)
             result.arrays = pack_models(models if mean is None else mean, run.state.layout)
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
-            state = run.state
-            recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
+            state, arrays = run.state, dict(run.state.arrays)
+            if labels := run.statistics.labels:
+                arrays[_LABELS] = np.array(sorted(labels.items()), np.int64)
+            recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, arrays), line)
             if run.heads:  # which only deployed clients at record level send
                 heads = {"clients": np.array(list(run.heads), np.int64), "heads": np.array(list(run.heads.values()))}
                 recorder.save_artifact(_HEADS, heads)
@@ -206,7 +210,9 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     run.state = replace(run.state, layout=layout)
     models = strategy.initial_models(models)
     if checkpoint is not None:
-        run.state = replace(run.state, layout=checkpoint.layout).resized(len(checkpoint.models))
+        arrays = dict(run.state.arrays)
+        run.statistics.labels = dict(arrays.pop(_LABELS, np.zeros((0, 2), np.int64)).tolist())
+        run.state = replace(run.state, layout=checkpoint.layout, arrays=arrays).resized(len(checkpoint.models))
         kept = strategy.recorder.load_artifact(_HEADS) if run.plan.clients_keep_ledgers else None
         if kept is not None:
             run.heads = dict(zip(kept["clients"].tolist(), kept["heads"].tolist(), strict=True))

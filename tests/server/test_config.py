@@ -1,6 +1,7 @@
 """The schema: what a user may type, what it becomes, and what is refused before anything starts."""
 
 import math
+import re
 import tomllib
 
 import generated as pages
@@ -230,6 +231,28 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
 )
 def test_what_has_no_effect_is_refused(values, complaint):
     assert complaint in message(values)
+
+
+PATHS = ("out", "start-from", "data-dir", "table-schema", "pretrained", "budget-file")
+
+
+@for_rows("name", PATHS)
+def test_a_path_may_begin_with_the_home_folder_and_has_no_variables(name):
+    setting = next(setting for setting in SETTINGS.values() if setting.key == name)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HOME", "/home/alice")
+        assert setting.parse("~/runs/first") == "/home/alice/runs/first"
+    assert setting.parse("runs/a~b") == "runs/a~b"
+    for path in ("$HOME/runs", "runs/${HOME}"):
+        with pytest.raises(ConfigError, match=re.escape(f"{path!r}: variables are not replaced")):
+            setting.parse(path)
+    with pytest.raises(ConfigError, match="there is no user of this name"):
+        setting.parse("~nobody-has-this-name/runs")
+
+
+def test_every_setting_that_names_a_file_or_folder_is_a_path():
+    named = {setting.key for setting in SETTINGS.values() if re.search(r"\b(file|folder)\b", setting.allowed)}
+    assert named == set(PATHS) == {setting.key for setting in SETTINGS.values() if setting.path}
 
 
 def test_a_removed_setting_is_refused_with_what_to_use():

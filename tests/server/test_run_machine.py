@@ -60,10 +60,12 @@ KINDS = {
     "own heads": {"strategy": "fedper", "model": "mlp-32", **NONE},
     "records": {"strategy": "rc-dpfl", "clusters": 2, "privacy-unit": "record", "epsilon": 50.0},
 }
-#: Noise that is correlated over the planned rounds restarts with a resume, and more rounds are refused.
+#: Noise that is correlated over the planned rounds restarts with a resume.
 CORRELATED = "correlated noise"
-#: Further rounds are not those of a run that planned them at first: the last steps are small, or the switch comes later.
-PLANNED = {"own networks", "soft labels", "records"}
+#: More rounds are refused: the planned ones are a part of the noise, or of each client's plan.
+FIXED = {CORRELATED, "records"}
+#: Further rounds differ from those of a run that planned them at first: its last steps are small, or it switches later.
+PLANNED = {"own networks", "soft labels"}
 
 
 class Killed(BaseException):
@@ -196,7 +198,7 @@ class Run(RuleBasedStateMachine):
             with path.open("ab") as file:
                 file.write(b'{"round": 1, "noise_multiplier": 3.0'[:cut])
 
-    @precondition(lambda self: self.rounds == self.settings["rounds"] and self.kind != CORRELATED)
+    @precondition(lambda self: self.rounds == self.settings["rounds"] and self.kind not in FIXED)
     @rule()
     def more_rounds(self):
         self.finish()
