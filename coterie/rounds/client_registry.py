@@ -20,13 +20,19 @@ from coterie.wire.versions import stated_versions
 _POLL_SECONDS = 0.5
 # Longest wait for identities before the request is repeated.
 _REPLY_SECONDS = 30.0
+# What Flower's ClientApp says of a message for which it has no function.
+_NO_FUNCTION = "No query function registered with name"
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """The introduction of a node: the client that it claims to be; None if that is no client of the run."""
+    """The introduction of a node: the client that it claims to be; None if that is no client of the run.
+
+    ``plain`` is whether its app cannot introduce itself, as a ClientApp of Flower.
+    """
 
     client: int | None
+    plain: bool = False
     idempotent: bool = False
     evaluates: bool = True
     key: SignedKey | None = None
@@ -96,6 +102,11 @@ class ClientRegistry:
         """Nodes that are online and have not sent their client id yet, without those that are not in the roster."""
         return [n for n, claim in self._claims.items() if claim is None and self._members.get(n, 0) is not None]
 
+    @property
+    def plain_apps(self) -> int:
+        """Number of nodes online whose app is a ClientApp of Flower, which does not answer a clustered strategy."""
+        return sum(claim.plain for claim in self._claims.values() if claim is not None)
+
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
         if isinstance(grid, SimulatesClients):
@@ -107,7 +118,7 @@ class ClientRegistry:
             enough = sum(client in self.nodes for client in candidates) >= least
             self.discover(grid, deadline - time.monotonic(), wait_for_known=not enough)
             enough = sum(client in self.nodes for client in candidates) >= least
-            if enough or time.monotonic() > deadline:
+            if enough or time.monotonic() > deadline or self.plain_apps >= self.clients:
                 return enough
             time.sleep(_POLL_SECONDS)
 
@@ -146,6 +157,9 @@ class ClientRegistry:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 log(WARNING, "ignoring a reply with a client-id that matches no open request")
+            elif reply.has_error() and _NO_FUNCTION in reply.error.reason:
+                self._claims[node] = _Claim(None, plain=True)
+                self._ignore(node, "its app is a ClientApp, not a coterie.client.ClusteredClientApp")
             elif reply.has_error():
                 log(WARNING, "node %s did not send its client-id: %s", node, printable(reply.error.reason))
             else:
@@ -164,7 +178,7 @@ class ClientRegistry:
                 log(INFO, "client %s is node %s: %s", client, node, text)
             key = SignedKey.from_record(record)
             key = key if key is not None and key.has_signed_box(client) else None
-            return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False, key)
+            return _Claim(client, False, record.get("repeats") is True, record.get("evaluates") is not False, key)
         self._ignore(node, f"invalid client-id {printable(repr(client))}")
         return _Claim(None)
 

@@ -295,8 +295,9 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
     required = session_begins or strategy.plan.unit != "client"
     enough = registry.wait_for(grid, max(int(required), strategy.options.min_clients))
     if required and not registry.nodes:
+        waited = "" if registry.plain_apps else f" after {registry.wait:g} s"
         raise StrategyError(
-            f"round {number}: no client is registered after {registry.wait:g} s; nothing was charged for it, and "
+            f"round {number}: no client is registered{waited}; nothing was charged for it, and "
             f"completed rounds are saved: {_to_do(registry)}, then resume"
         )
     if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
@@ -309,6 +310,11 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
 
 def _to_do(registry: ClientRegistry) -> str:
     """What the operator does about missing clients."""
+    if registry.plain_apps:
+        return (
+            f"the app of {registry.plain_apps} nodes is a ClientApp: replace it by a ClusteredClientApp "
+            "(docs/extending.md#an-existing-app)"
+        )
     if not registry.silent:
         return "check the clients"
     return (

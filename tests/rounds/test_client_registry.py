@@ -1,17 +1,23 @@
 """Who is which client: what a registered node can claim, with and without a roster."""
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
 from coterie.engine.in_process import LocalGrid
+from coterie.privacy import NoPrivacy
 from coterie.rounds.client_registry import ClientRegistry
+from coterie.rounds.run_state import StrategyError
 from coterie.site.roster import Member, Roster, RosterFile, fingerprint
+from coterie.strategies import FedAvg
 
 HONEST, HOSTILE, LATER = 30, 7, 12  # ids of nodes: of the honest client, of one with a lower id, of a third
 
@@ -207,3 +213,44 @@ def test_a_node_is_replaced_during_a_run(signed, caplog):
     assert len(problems) == 3
     signed(roster(3, honest=3, later=1))
     assert looked_up(registry, grid) == {3: HONEST}
+
+
+class Plain(Nodes):
+    """Nodes of which some run a ClientApp of Flower."""
+
+    def __init__(self, claims, plain):
+        super().__init__(claims)
+        self.plain = plain
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = self._numbered(messages)
+        for message in messages:
+            if message.metadata.dst_node_id in self.plain:
+                app = ClientApp()
+                with pytest.raises(ValueError) as raised:  # noqa: PT011 (the text is Flower's)
+                    app(message, Context(1, 1, {}, RecordDict(), {}))
+                self.asked.append(message.metadata.dst_node_id)
+                yield Message(Error(0, f"{type(raised.value)}:<'{raised.value}'>"), reply_to=message)
+            else:
+                yield from super().send_and_receive([message])
+
+
+def test_nodes_with_an_app_of_flower_are_named_once_and_end_no_run_of_others(caplog):
+    grid, registry = Plain({HONEST: 0, HOSTILE: 2, LATER: 1}, {HOSTILE}), ClientRegistry(2, 60.0)
+    assert registry.wait_for(grid, 2)
+    assert looked_up(registry, grid) == {0: HONEST, 1: LATER}
+    assert grid.asked.count(HOSTILE) == 1
+    assert registry.plain_apps == 1
+    assert caplog.text.count("ClusteredClientApp") == 1
+
+
+def test_where_every_client_has_an_app_of_flower_nobody_waits():
+    began = time.monotonic()
+    registry = ClientRegistry(2, 60.0)
+    assert not registry.wait_for(Plain({HONEST: 0, HOSTILE: 1}, {HONEST, HOSTILE}), 1)
+    assert registry.plain_apps == 2
+    assert time.monotonic() - began < 30
+    strategy = FedAvg(NoPrivacy(clients=2, num_clusters=1, sampling_rate=1.0, rounds=1), registration_timeout=60.0)
+    arrays = ArrayRecord({"w": Array(np.zeros(1, np.float32))})
+    with pytest.raises(StrategyError, match="the app of 2 nodes is a ClientApp: replace it by a ClusteredClientApp"):
+        strategy.start(Plain({HONEST: 0, HOSTILE: 1}, {HONEST, HOSTILE}), arrays, 1)
