@@ -129,12 +129,18 @@ def _converted(column: SiteColumn, notation: Notation, missing: frozenset[str], 
         return values[text]
     if not column.converts:
         return cell
+    number: float | None
     if column.since:
         earlier = as_text(pair[1])
         if earlier in missing or earlier in column.missing_values:
             return _gap(missing)
-        number = _days(earlier, text, column.date_format)
-        if number is None:
+        try:
+            first, last = (
+                datetime.strptime(date, column.date_format) if column.date_format else datetime.fromisoformat(date)
+                for date in (earlier, text)
+            )
+            number = (last - first).total_seconds() / _DAY
+        except (ValueError, TypeError, OverflowError):  # no dates, or only one has a time zone
             written = column.date_format or "ISO 8601"
             return BadCell(f"no dates in {written}", f"{earlier} to {text}", "set date-format")
     else:
@@ -142,15 +148,3 @@ def _converted(column: SiteColumn, notation: Notation, missing: frozenset[str], 
         if number is None:
             return BadCell("not a plain number, which factor could convert", text)
     return number * column.factor + column.offset
-
-
-def _days(earlier: str, later: str, date_format: str) -> float | None:
-    """Return the days between two dates; None if one of them is no date, or only one has a time zone."""
-    try:
-        first, last = (
-            datetime.strptime(text, date_format) if date_format else datetime.fromisoformat(text)
-            for text in (earlier, later)
-        )
-        return (last - first).total_seconds() / _DAY
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -200,12 +200,15 @@ class Settings:
         """Return the declaration of every field."""
         hints = get_type_hints(cls)
         tables = {name: vars(base).get("table") for base in reversed(cls.__mro__) for name in vars(base)}
-        return {
-            dataclass_field.name: _declaration(
-                tables[dataclass_field.name] or cls.table, dataclass_field, hints[dataclass_field.name]
-            )
-            for dataclass_field in fields(cls)
-        }
+        declarations = {}
+        for declared in fields(cls):
+            metadata, kind = dict(declared.metadata[_SETTING]), Kind.of(hints[declared.name])
+            metadata["allowed"] = metadata["allowed"] or replace(kind, bounds=metadata["bounds"]).in_words
+            name = ".".join(filter(None, (tables[declared.name] or cls.table, key_of(declared.name))))
+            assert declared.default is not MISSING, f"{name} has no default"
+            declaration = Setting(kind.types, kind.optional, name=name, default=declared.default, **metadata)
+            declarations[declared.name] = declaration
+        return declarations
 
     @classmethod
     def named(cls) -> dict[str, Setting]:
@@ -253,14 +256,6 @@ class Settings:
     def keys(cls) -> frozenset[str]:
         """The keys of these values."""
         return frozenset(map(key_of, cls.received()))
-
-
-def _declaration(table: str, dataclass_field: Any, hint: Any) -> Setting:
-    metadata, kind = dict(dataclass_field.metadata[_SETTING]), Kind.of(hint)
-    metadata["allowed"] = metadata["allowed"] or replace(kind, bounds=metadata["bounds"]).in_words
-    name = ".".join(filter(None, (table, key_of(dataclass_field.name))))
-    assert dataclass_field.default is not MISSING, f"{name} has no default"
-    return Setting(kind.types, kind.optional, name=name, default=dataclass_field.default, **metadata)
 
 
 def _convert(value_type: type, value: Any) -> Any:

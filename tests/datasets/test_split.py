@@ -366,16 +366,8 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
             "20 clients need 1420 training images, but digits has 1400",
         ),
         ({"label_skew": "dirichlet:1", "clients": 1401}, "1401 clients need 1401 training images, but digits has 1400"),
-        (
-            {"dataset": "lines-easy", "shift": "lines", "label_skew": "dirichlet:1"},
-            "lines-easy has real targets; set it to none",
-        ),
         ({"label_skew": "classes:11"}, "label-skew is classes:11; digits has 10 classes"),
         ({"label_skew": "classes:3", "samples_per_client": 2}, "samples-per-client is 2, less than the 3 classes"),
-        (
-            {"dataset": "lines-easy", "shift": "lines", "label_skew": "classes:1"},
-            "label-skew = classes:1 requires classes, but lines-easy has real targets; set it to none",
-        ),
         (
             {"label_skew": "classes:10", "samples_per_client": 100},
             r"20 clients need 200 training images of class \d, but digits has \d+; use fewer clients",

@@ -277,12 +277,6 @@ def test_a_damaged_record_changes_no_other(table, line, what):
     assert ([each.what for each in read.errors], read.index.tolist()) == ([what], [0, 2])
 
 
-def test_a_line_that_is_too_long_is_named(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.text_tables.MAX_LINE", 40)
-    with pytest.raises(DataError, match=r"begins in line 3 cannot be read \(a line of more than 40 characters\)"):
-        table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
-
-
 def test_chunks_are_put_together(table, monkeypatch):
     monkeypatch.setattr("coterie.datasets.table_encoder._CHUNK_FEATURES", 7)  # two records
     lines = [f"{i},{i},f,{'dead' if i % 3 else 'lost'}" for i in range(1, 30)]
