@@ -1,6 +1,5 @@
 """examples/flower-app: an app of Flower's quickstart, before and after it is clustered and certified."""
 
-import difflib
 import json
 import random
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from kit.documented import app_difference
 
 from coterie.client import ClusteredClientApp
 from coterie.engine import InProcessGrid
@@ -17,7 +17,6 @@ from coterie.testing import check_client
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "flower-app"
-FILES = ("client_app.py", "server_app.py")
 CONFIG = {"num-server-rounds": 20, "local-epochs": 2, "batch-size": 8, "learning-rate": 0.1}
 
 
@@ -36,32 +35,19 @@ def load(monkeypatch):
         del sys.modules[name]
 
 
-def difference():
-    """The unified diff of the two apps."""
-    lines = []
-    for name in FILES:
-        before, after = ((FOLDER / room / name).read_text().splitlines() for room in ("quickstart", "clustered"))
-        lines += difflib.unified_diff(before, after, f"quickstart/{name}", f"clustered/{name}", lineterm="", n=0)
-    return lines
-
-
-def test_twenty_lines_make_the_app_clustered_and_certified():
-    changed = [line for line in difference() if line[0] in "+-" and line[:3] not in ("+++", "---")]
+def test_twenty_lines_make_the_app_clustered_and_certified_and_the_readme_shows_them():
+    difference = app_difference(FOLDER, "quickstart", "clustered")
+    changed = [line for line in difference if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert 0 < len(changed) <= 20
-    assert sorted(path.name for path in (FOLDER / "clustered").glob("*.py")) == ["__init__.py", *FILES]
-
-
-def test_two_of_them_are_at_the_client():
-    lines = [line for line in difference()[: difference().index("--- quickstart/server_app.py")] if line[1:]]
+    names = ["__init__.py", "client_app.py", "server_app.py"]
+    assert sorted(path.name for path in (FOLDER / "clustered").glob("*.py")) == names
+    lines = [line for line in difference[: difference.index("--- quickstart/server_app.py")] if line[1:]]
     assert [line for line in lines if line[0] == "+"][1:] == [
         "+from coterie.client import ClusteredClientApp",
         "+app = ClusteredClientApp()",
     ]
-
-
-def test_the_readme_shows_the_diff():
     shown = (FOLDER / "README.md").read_text().partition("```diff\n")[2].partition("\n```")[0]
-    assert shown.splitlines() == difference()
+    assert shown.splitlines() == difference
 
 
 def test_the_client_conforms(load):

@@ -1,40 +1,29 @@
 """examples/guard: an app with its own DP training, before and after the guard."""
 
-import difflib
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from kit.documented import app_difference
 from kit.superlinks import ROOT, flwr, latest, simulating_superlink
 
 from coterie.guard import certificate
 from coterie.privacy import Event, epsilon
 
 EXAMPLE = ROOT / "examples" / "guard"
-FILES = ("client_app.py", "server_app.py")
 STEPS, RATE, NOISE, DELTA = 3 * 4, 32 / 140, 2.0, 1e-4
 
 
-def difference():
-    """The unified diff of the two apps."""
-    lines = []
-    for name in FILES:
-        before, after = ((EXAMPLE / room / name).read_text().splitlines() for room in ("quickstart", "guarded"))
-        lines += difflib.unified_diff(before, after, f"quickstart/{name}", f"guarded/{name}", lineterm="", n=0)
-    return lines
-
-
-def test_the_guard_adds_at_most_ten_lines():
-    added = [line for line in difference() if line.startswith("+") and not line.startswith("+++")]
+def test_the_guard_adds_at_most_ten_lines_and_the_readme_shows_them():
+    difference = app_difference(EXAMPLE, "quickstart", "guarded")
+    added = [line for line in difference if line.startswith("+") and not line.startswith("+++")]
     assert 0 < len(added) <= 10
-    assert sorted(path.name for path in (EXAMPLE / "guarded").glob("*.py")) == ["__init__.py", *FILES]
-
-
-def test_the_readme_shows_the_diff():
+    names = ["__init__.py", "client_app.py", "server_app.py"]
+    assert sorted(path.name for path in (EXAMPLE / "guarded").glob("*.py")) == names
     shown = (EXAMPLE / "README.md").read_text().partition("```diff\n")[2].partition("\n```")[0]
-    assert shown.splitlines() == difference()
+    assert shown.splitlines() == difference
 
 
 @pytest.mark.slow

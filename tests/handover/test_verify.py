@@ -5,10 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_accountant
 from kit import sealed
 from kit.commands import document
 from kit.forging import rewrite_ledger
@@ -25,17 +28,17 @@ BANDED = {"clients": 100, "num_clusters": 2, "epsilon": 6.0, "delta": 1e-5, "cli
 
 @pytest.fixture(autouse=True, scope="module")
 def losses_once():
-    """Folders of one plan have the same losses, whose distribution takes dp-accounting seconds."""
-    really, known = verify.losses, {}
-
-    def losses(events, seen):
-        key = frozenset(events.items()), seen
-        if key not in known:
-            known[key] = really(events, seen)
-        return known[key]
-
+    """Folders of one plan have the same losses, whose distribution takes dp-accounting seconds, and the same curves."""
+    losses = cache(lambda events, seen: real_losses(Counter(dict(events)), seen))
+    curve = cache(lambda rate, noise, orders: real_curve(rate, noise, np.array(orders)))
+    real_losses, real_curve = verify.losses, rdp_accountant._compute_rdp_poisson_subsampled_gaussian
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(verify, "losses", losses)
+        patched.setattr(verify, "losses", lambda events, seen: losses(frozenset(events.items()), seen))
+        patched.setattr(
+            rdp_accountant,
+            "_compute_rdp_poisson_subsampled_gaussian",
+            lambda q, noise_multiplier, orders: curve(q, noise_multiplier, tuple(orders)),
+        )
         yield
 
 

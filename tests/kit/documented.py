@@ -1,5 +1,6 @@
 """Commands that a page of the documentation shows, in order."""
 
+import difflib
 import importlib.util
 import re
 from pathlib import Path
@@ -30,6 +31,15 @@ def commands_of(page):
             if command.strip():
                 found.append(command)
     return found
+
+
+def app_difference(example, before, after):
+    """Unified diff of the two apps of an example, each in a folder of its own."""
+    lines = []
+    for name in ("client_app.py", "server_app.py"):
+        old, new = ((example / room / name).read_text().splitlines() for room in (before, after))
+        lines += difflib.unified_diff(old, new, f"{before}/{name}", f"{after}/{name}", lineterm="", n=0)
+    return lines
 
 
 def hook(name):

@@ -94,11 +94,10 @@ def write_pack(
         from coterie.site.operator_keys import operator_fingerprint, public_pem
 
         fingerprint, contents[_PUBLIC] = operator_fingerprint(public), public_pem(public)
-    ended = ""
+    name, finished = run.resolve().name, "ended"
     with suppress(ValueError):  # a charge may state no time
         day = date.fromisoformat(str(charges[-1].get("time", ""))[:10] if charges else "")
-        ended = f"{day:%-d %B %Y}".replace(" ", NBSP)
-    name, finished = run.resolve().name, f"ended on {ended}" if ended else "ended"
+        finished = "ended on " + f"{day:%-d %B %Y}".replace(" ", NBSP)
     contents[PAGE] = page(derived, name=name, method=method, finished=finished, fingerprint=fingerprint).encode()
     try:
         for name in _OURS:
