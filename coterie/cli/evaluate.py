@@ -27,7 +27,7 @@ Threshold = Annotated[
 _CHANCE = 0.5
 
 
-def evaluate(
+def evaluate(  # long: one line per option
     run: RunFolder,
     file: Annotated[
         Path,

@@ -361,6 +361,7 @@ RECORDS = {
     "delta": 1e-3,
     "evaluate-every": 2,
     "clip-norm": 1.0,
+    "first-round-noise-ratio": 1,
 }
 
 
