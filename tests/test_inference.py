@@ -11,6 +11,7 @@ import pytest
 import torch
 from kit.commands import assert_refused, document
 from kit.site_tables import AGE, SEX
+from kit.tables import for_rows
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_digits
@@ -176,26 +177,22 @@ def test_a_site_fits_a_released_model_to_its_own_records(trained, sites, coterie
     models = package.load(run)
     before = [dict(models[0].state_dict()), models.folder.joinpath("cluster-0.safetensors").read_bytes()]
     own, test = models.read(tmp_path / "own.npz"), models.read(tmp_path / "test.npz")
-    hits = {"released": np.mean(models.predict(test.x, 0) == test.y)}
+    hits, answers = {"released": np.mean(models.predict(test.x, 0) == test.y)}, {}
     for method in PERSONAL_METHODS:
         personal = models.personalised(own, 0, method)
         hits[method] = np.mean(personal.predict(test.x, 0) == test.y)
         again = models.personalised(own, 0, method)
         torch.testing.assert_close(personal[0].state_dict(), again[0].state_dict(), rtol=0, atol=0)
-        status, out, _ = coterie(
-            "predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz", "--personalize", method
-        )
+        words = (run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz", "--personalize", method)
+        status, answers[method], _ = coterie("predict", *words)
         assert status == 0
-        labels = [int(row["prediction"]) for row in csv.DictReader(out.splitlines())]
+        labels = [int(row["prediction"]) for row in csv.DictReader(answers[method].splitlines())]
         np.testing.assert_array_equal(labels, personal.predict(test.x, 0))
     assert min(hits[method] for method in PERSONAL_METHODS) > hits["released"]
     torch.testing.assert_close(dict(models[0].state_dict()), before[0], rtol=0, atol=0)
     assert models.folder.joinpath("cluster-0.safetensors").read_bytes() == before[1]
     default = coterie("predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz")[1]
-    chosen = coterie(
-        "predict", run, tmp_path / "blind.npz", "--own", tmp_path / "own.npz", "--personalize", "last-layer"
-    )
-    assert default == chosen[1]
+    assert default == answers["last-layer"]
 
 
 def test_own_records_choose_the_cluster_that_is_fitted(trained, sites, coterie):
@@ -265,18 +262,13 @@ def test_a_private_run_s_card_names_its_certificate(trained):
         package.load(run).cluster_of(0)
 
 
-@pytest.mark.parametrize("strategy", ["rc-dpfl", "lcfl", "f-cdpfl"])
+RECORD_LEVEL = {"privacy_unit": "record", "seed": None, "epsilon": 30, "delta": 1e-3, "rounds": 4}
+RECORD_LEVEL |= {"samples_per_client": 150, "first_round_noise_ratio": 1}
+
+
+@for_rows("strategy", ["rc-dpfl", "lcfl"])
 def test_clusters_of_sites_are_published_at_record_level(trained, strategy):
-    run = trained(
-        strategy=strategy,
-        privacy_unit="record",
-        seed=None,
-        epsilon=30,
-        delta=1e-3,
-        rounds=4,
-        evaluate="off",
-        samples_per_client=150,
-    )
+    run = trained(strategy=strategy, **RECORD_LEVEL)
     sites = json.loads((run / "result.json").read_text())["sites"]
     assert [site["client"] for site in sites] == list(range(CLIENTS))
     assert {site["cluster"] for site in sites} <= {0, 1}
@@ -285,9 +277,7 @@ def test_clusters_of_sites_are_published_at_record_level(trained, strategy):
 
 def test_at_record_level_a_site_finds_the_model_of_its_own_evaluation(trained, sites, coterie):
     """Released labels are noisy; clients evaluate the model that fits their training data best."""
-    run = trained(
-        strategy="rc-dpfl", privacy_unit="record", seed=None, epsilon=30, delta=1e-3, rounds=4, samples_per_client=150
-    )
+    run = trained(strategy="rc-dpfl", **RECORD_LEVEL)
     accuracies = []
     for client in range(CLIENTS):
         truth = np.load(sites / f"test-{client}.npz")["y"]
@@ -463,7 +453,7 @@ def test_a_hand_written_card_is_accepted(tmp_path):
     np.testing.assert_array_equal(models.outputs(np.ones((4, 3), np.float32), 0), np.zeros((4, 2)))
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("card", "message"),
     [
         ("[]", "not a JSON object"),
@@ -508,7 +498,7 @@ def test_a_card_cannot_make_a_small_file_take_much_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@for_rows("name", sorted(MODELS))
 def test_every_network_is_loaded_as_it_was(tmp_path, name):
     kind = MODELS[name].takes[0]
     shape = {"images": (1, 16, 16), "vectors": (6,), "tokens": (9,)}[kind]

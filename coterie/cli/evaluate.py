@@ -12,8 +12,6 @@ from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 from coterie.cli.predict import RunFolder, Schema, Site, Trust, choose_cluster
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from coterie.tasks import Performance
 
 Intervals = dict[str, tuple[float, float]]
@@ -27,7 +25,7 @@ Threshold = Annotated[
 _CHANCE = 0.5
 
 
-def evaluate(
+def evaluate(  # long: one line per option
     run: RunFolder,
     file: Annotated[
         Path,
@@ -95,11 +93,6 @@ def evaluate(
         names = [others[0] if len(others) == 1 else "others", names[one]]
     print(f"{len(records.x)} records of {records.where}, model of cluster {chosen}{positive_class}")
     print_table(console, ["metric", "value", "95 % interval", "constant"], _rows(metrics, limits), right=3)
-    _print_parts(console, metrics, names)
-
-
-def _print_parts(console: Console, metrics: Performance, names: list[str]) -> None:
-    """Print the metrics of each class or label."""
     if metrics.class_recall is not None and len(names) > 1:
         recalls = [[name, _percent(value)] for name, value in zip(names, metrics.class_recall, strict=True)]
         print_table(console, ["class", "recall"], recalls, right=1)

@@ -38,7 +38,7 @@ Trust = Annotated[
 ]
 
 
-def predict(
+def predict(  # long: one line per option
     run: RunFolder,
     file: _File,
     site: Site = None,

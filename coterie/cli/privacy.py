@@ -53,10 +53,14 @@ def privacy_epsilon(
     as_json: JsonFlag = False,
 ) -> None:
     """Compute the privacy cost of a run by every accountant that supports its sampler."""
+    from coterie.privacy import ACCOUNTANTS
+    from coterie.privacy.accounting import certifies
+
     options = {"noise-multiplier": noise_multiplier, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
     given = {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters}
     plan = _config(config, assignments, given).plan
-    costs = {f"epsilon_{name}": plan.cost(name) for name in accountants_of(plan.sampler)}
+    certifying = {name: accountant for name, accountant in ACCOUNTANTS.items() if certifies(name)}
+    costs = {f"epsilon_{name}": plan.cost(name) for name, by in certifying.items() if plan.sampler in by.samplers}
     stated = {"delta": plan.delta, "unit": plan.unit, "adjacency": plan.adjacency}
     answer({"epsilon": costs["epsilon_pld"], **costs, **stated}, as_json)
 
@@ -255,11 +259,3 @@ def _stated(path: Path) -> dict[str, Any] | None:
         return read_object(path, strict=True)
     except FileError as error:
         raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
-
-
-def accountants_of(sampler: str) -> list[str]:
-    """Return the accountants whose epsilon certificates may state, if they support the sampler."""
-    from coterie.privacy import ACCOUNTANTS
-    from coterie.privacy.accounting import certifies
-
-    return [name for name, accountant in ACCOUNTANTS.items() if certifies(name) and sampler in accountant.samplers]

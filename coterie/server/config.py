@@ -198,11 +198,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the content of the schema in place of its file, and what the schema determines.
-
-    Raises:
-        ConfigError: the schema has errors, or a value contradicts it.
-    """
+    """Return the values with the content of the schema in place of its file, and what the schema determines."""
     given = str(explicit.get(_SCHEMA, "")).strip()
     if not given:
         classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
@@ -578,18 +574,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         values, declared = self.values, self.declared
         for name, value in given.items():
             only = declared[name].only if name in declared else None
-            if (
-                only is None
-                or value == AUTO
-                or values[name] == declared[name].shown_default
-                or values[only[0]] in only[1]
-            ):
+            if only is None or value == AUTO or values[name] == declared[name].shown_default:
                 continue
             other, allowed = only
-            raise ConfigError(
-                f"{name} = {value!r} has no effect with {other} = {values[other]!r}, only with "
-                f"{' or '.join(allowed)}; leave it out, or change {other}"
-            )
+            if values[other] not in allowed:
+                raise ConfigError(
+                    f"{name} = {value!r} has no effect with {other} = {values[other]!r}, only with "
+                    f"{' or '.join(allowed)}; leave it out, or change {other}"
+                )
 
     def _check_unit(self, given: Mapping[str, Any]) -> None:
         """Check that the unit of privacy uses the given settings of privacy."""

@@ -375,11 +375,7 @@ def seal(run: Path) -> None:
 
 
 def _check_code(path: Path, config: RunConfig, public: Mapping[str, Any]) -> None:
-    """Check that the code of users is that with which a run has begun.
-
-    Raises:
-        FolderError: a network has other frozen parameters, or the file of an optimizer, loss or trainer differs.
-    """
+    """Check that the code of users is that with which a run has begun."""
     if "constants" in public and fingerprint(config.constants) != public["constants"]:
         raise FolderError(
             f"{path}: model '{config.training.model}' has other frozen parameters or buffers than at the start of "
@@ -411,9 +407,6 @@ def _with_data(
     """The configuration with the folder of the data, which are checked before anything changes.
 
     A folder that was named relative to another directory must be named again.
-
-    Raises:
-        FolderError: the data are missing, cannot be read, or are not those with which the run began.
     """
     try:
         earlier = DataOrigin.read(path / LOCAL)
@@ -508,11 +501,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _is_trace(path: Path) -> bool:
     """Whether a file is of a run that was killed at its start: a ledger without charges, or a part of another file."""
-    if not path.is_file():
-        return False
-    if path.name == _LEDGER:
+    if path.is_file() and path.name == _LEDGER:
         return len(read_bytes(path).splitlines()) <= 1
-    return path.name == LOCAL or _is_unfinished(path)
+    return path.is_file() and (path.name == LOCAL or _is_unfinished(path))
 
 
 def _is_unfinished(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -117,8 +118,7 @@ def participations(config: RunConfig, seconds: float | None = None) -> list[Part
         raise ConfigError(f"privacy-unit = {config.privacy.privacy_unit}: only client-level privacy has participation")
     if config.privacy.noise_multiplier is not None:
         raise ConfigError("noise-multiplier is set: ways are compared at one epsilon; leave it out")
-    ways = list(_ways(config, seconds))
-    return sorted(ways, key=lambda way: (way.protects == "outsiders", way.noise))
+    return sorted(_ways(config, seconds), key=lambda way: (way.protects == "outsiders", way.noise))
 
 
 def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
@@ -138,11 +138,11 @@ def _ways(config: RunConfig, seconds: float | None) -> Iterator[Participation]:
                 yield Participation.of(plan, "the server" if mechanism == "secure" else "observers", seconds)
                 continue
             yield Participation.of(plan, "outsiders", seconds)
-            if (shown := against_observers(plan)) is not None:
-                yield Participation.of(shown, "observers", seconds)
+            noise = min_noise(partial(_visible_epsilon, plan), plan.epsilon)
+            if noise is not None:  # its budget holds against observers, too
+                yield Participation.of(plan.recalibrated(noise), "observers", seconds)
 
 
-def against_observers(plan: Plan) -> Plan | None:
-    """Return the plan with the least noise whose budget holds against observers; None: no noise suffices."""
-    noise = min_noise(lambda noise: visible_epsilon(plan.recalibrated(noise).planned(), plan.delta), plan.epsilon)
-    return None if noise is None else plan.recalibrated(noise)
+def _visible_epsilon(plan: Plan, noise: float) -> float:
+    """Return epsilon against those who observe who takes part, at another noise."""
+    return visible_epsilon(plan.recalibrated(noise).planned(), plan.delta)

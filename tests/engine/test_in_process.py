@@ -85,7 +85,7 @@ def test_workers_give_the_same_answers_in_order():
         there.close()
 
 
-@pytest.mark.parametrize("sampled", [False, True])
+@for_rows("sampled", [False, True])
 def test_workers_evaluate_as_this_process_does(sampled):
     content, layout = question("cnn-tiny")
     drawn = [layout.flatten(initialise("cnn-tiny", (1, 8, 8), 10, seed)) for seed in range(3)]
@@ -303,7 +303,7 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
             np.testing.assert_allclose(values, kept[client][name], atol=1e-6)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@for_rows("workers", [0, 1])
 def test_what_clients_tell_reaches_the_watcher(workers):
     content, _ = question()
     talking = {"dataset": "kit.toys:talking", "labels": 2, "encoder": "none", "release-counts": False}

@@ -77,7 +77,7 @@ def echo(message, context, **values):
     return Message(RecordDict({"reply": ConfigRecord(values)}), reply_to=message)
 
 
-@pytest.mark.parametrize("strategy", [FedAvg, FedMedian, FedAdam])
+@for_rows("strategy", [FedAvg, FedMedian, FedAdam])
 def test_strategies_of_flower_learn_and_repeat_exactly(strategy):
     outcomes = [run(InProcessGrid(linear_app(), 4), strategy, rounds=5) for _ in range(2)]
     np.testing.assert_array_equal(outcomes[0][0], outcomes[1][0])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Array, Message, RecordDict
+from kit.tables import for_rows
 
 import coterie
 from coterie.flower import PRIVATE, SUPPORTED, check, find
@@ -91,7 +92,7 @@ def test_a_program_does_not_start_without_a_part(program):
     assert [name in line for line in lines] == [True]
 
 
-@pytest.mark.parametrize("part", PRIVATE, ids=lambda part: part.name)
+@for_rows("part", PRIVATE, ids=lambda part: part.name)
 def test_its_user_names_it(part):
     source = (PACKAGE / f"{part.user.replace('.', '/')}.py").read_text()
     assert part.name.removesuffix(".sleep").removesuffix(".Popen").rpartition(".")[2] in source

@@ -6,6 +6,7 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from kit.tables import for_rows
 
 from coterie.flower import sizes
 from coterie.flower.sizes import fix_size
@@ -44,7 +45,7 @@ def sizes_of(content):
     return len(recorddict_to_proto(content).SerializeToString()), objects
 
 
-@pytest.mark.parametrize("values", VALUES)
+@for_rows("values", VALUES)
 def test_the_size_of_an_update_does_not_depend_on_its_values(values):
     expected = sizes_of(packed("different numbers"))
     assert sizes_of(packed(values)) == expected
@@ -58,7 +59,7 @@ def test_the_size_of_a_reply_does_not_depend_on_its_labels_or_share():
     assert found == [found[0]] * len(found)
 
 
-@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -64, -65, 2**31, 2**40, 2**62 - 1, -(2**63)])
+@for_rows("value", [0, 1, -1, 63, 64, -64, -65, 2**31, 2**40, 2**62 - 1, -(2**63)])
 def test_the_size_of_a_record_does_not_depend_on_its_integers(value):
     def sizes_with(value):
         content = RecordDict({"diagnostics": MetricRecord({"accuracy": 0.5, "cluster": value, "group": 0})})
@@ -68,7 +69,7 @@ def test_the_size_of_a_record_does_not_depend_on_its_integers(value):
     assert sizes_with(value) == sizes_with(5)
 
 
-@pytest.mark.parametrize("values", VALUES)
+@for_rows("values", VALUES)
 def test_no_value_changes(values):
     content = packed(values, label=1, redrawn=1)
     pushed = {object_id: each.deflate() for object_id, each in get_all_nested_objects(content).items()}

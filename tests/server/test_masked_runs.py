@@ -92,6 +92,19 @@ def test_masks_change_no_bit(tmp_path, without_noise, monkeypatch, settings):
     np.testing.assert_array_equal(plain, masked)
     assert outcome.skipped_rounds == ()
     assert np.ptp(masked) > 0
+    line = json.loads((tmp_path / "masked" / "metrics.jsonl").read_text().splitlines()[0])
+    known = {
+        "round",
+        "epsilon",
+        "epsilon_rdp",
+        "reseeded",
+        "seconds",
+        "seconds_total",
+        "histogram",
+        "clip_norm",
+        "notes",
+    }
+    assert {*line} <= known  # no label and no vector of a client
 
 
 SCORES = {"evaluate": "private", "score-share": 0.1}
@@ -210,30 +223,10 @@ def test_a_vector_that_is_none_spoils_one_round_and_is_noticed(tmp_path, monkeyp
     assert "the sum of the clients' vectors is impossible: its norm exceeds" in caplog.text
 
 
-def test_the_run_folder_holds_no_label_and_no_vector_of_a_client(tmp_path):
-    models_of(tmp_path / "masked", masks=True)
-    lines = (tmp_path / "masked" / "metrics.jsonl").read_text().splitlines()
-    assert {*json.loads(lines[0])} <= {
-        "round",
-        "epsilon",
-        "epsilon_rdp",
-        "reseeded",
-        "seconds",
-        "seconds_total",
-        "histogram",
-    }
-
-
-@for_rows(
-    ("settings", "problem"),
-    [
-        ({"masks": True, "mechanism": "joint"}, "only with secure"),
-        ({"masks": True, "mechanism": "banded"}, "only with secure"),
-    ],
-)
-def test_masks_without_noise_are_refused(settings, problem):
-    with pytest.raises(ConfigError, match=problem):
-        RunConfig(settings)
+@for_rows("mechanism", ["joint", "banded"])
+def test_masks_without_noise_are_refused(mechanism):
+    with pytest.raises(ConfigError, match="only with secure"):
+        RunConfig({"masks": True, "mechanism": mechanism})
 
 
 @pytest.mark.ray

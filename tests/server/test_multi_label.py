@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_wrong_labels_are_named(old, new, words):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("cells", "what"),
     [
         ("1,2,0", "'anaemia': not one of its values"),
@@ -234,19 +235,6 @@ def test_a_site_fits_a_model_of_labels_to_its_records(run, sites, method):
     assert fitted.evaluate(own, 0).log_loss <= models.evaluate(own, 0).log_loss + 0.05
 
 
-def test_a_run_at_record_level_trains_on_labels(sites, tmp_path):
-    more = {
-        "privacy-unit": "record",
-        "epsilon": 8,
-        "samples-per-client": 40,
-        "batch-size": 20,
-        "class-weights": "1,2,4",
-    }
-    simulated(tmp_path / "run", settings(sites, **more))
-    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["unit"] == "record"
-    assert load(tmp_path / "run").task.weights == (1.0, 2.0, 4.0)
-
-
 def test_a_check_states_each_label(sites, coterie):
     words = "data", "check", sites / "client-0.csv", "--schema", sites / "schema.toml"
     assert "labels: diabetes" in coterie(*words)[1]
@@ -285,8 +273,7 @@ def library(tmp_path, monkeypatch):
     ("least", "more"),
     [
         (0.85, {"privacy-unit": "none", "groups": "2", "shift": "rotation-90"}),
-        (0.5, {"privacy-unit": "client", "epsilon": 8}),
-        (0.6, {"privacy-unit": "record", "epsilon": 8, "samples-per-client": 60}),
+        (0.6, {"privacy-unit": "record", "epsilon": 8, "samples-per-client": 60, "class-weights": "1,2,4"}),
     ],
 )
 def test_a_data_set_of_a_library_states_its_task(library, tmp_path, least, more):
@@ -296,11 +283,11 @@ def test_a_data_set_of_a_library_states_its_task(library, tmp_path, least, more)
     scores = json.loads((folder / "diagnostics.json").read_text())
     assert scores["roc_auc"] > least
     models = load(folder)
-    assert models.task == multi_label(3)
+    assert models.task == replace(multi_label(3), weights=(1.0, 2.0, 4.0) if "class-weights" in more else ())
     assert models.card.task == "multi-label"
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("more", "message"),
     [
         ({"label-skew": "dirichlet:0.5"}, "label-skew = dirichlet:0.5 requires classes, but mine has 3 labels"),
@@ -316,7 +303,7 @@ def test_partitions_and_shifts_by_class_are_refused(library, tmp_path, more, mes
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("more", "message"),
     [
         ({"task": "multi-class"}, "task = 'multi-class': the data have 3 labels, whose task is multi-label"),

@@ -102,14 +102,6 @@ def test_a_regression_on_image_folders(sites, coterie):
     assert coterie("predict", "run", sites / "client-1", "--out", "p.csv")[0] == 0
 
 
-def test_a_run_on_archives_at_record_level(sites, coterie):
-    archives(sites)
-    words = ("privacy-unit=record", "epsilon=8", "samples-per-client=90", "batch-size=20", "evaluate=diagnostic")
-    status, _, error = run(coterie, 4, *(word for value in words for word in ("--set", value)))
-    assert status == 0, error
-    assert load(sites.parent / "run").task == multi_label(2)
-
-
 # ---- files ------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +159,7 @@ def problem(path, declared):
 # ---- what is wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_rows(
     ("arrays", "task", "words"),
     [
         (

@@ -184,6 +184,7 @@ FILES = {
     *("models/cluster-0.safetensors", "models/cluster-1.safetensors", "SHA256SUMS"),
 }
 RECORD_LEVEL = {**SETTINGS, "privacy-unit": "record", "clients": 6, "batch-size": 5} | {
+    "first-round-noise-ratio": 1,
     "sampling-rate": 1,
     "rebalance-min": 0,
     "reseed-every": 0,

@@ -163,7 +163,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("strategy", ["fedavg", "rc-dpfl"])
 def test_at_record_level_clients_add_the_noise_and_charge(tmp_path, folder, strategy):
     path = tmp_path / "run"
-    clusters = {"clusters": 2, "selection": "gumbel", "loss-bound": 4.0} if strategy == "rc-dpfl" else {}
+    clusters = {"clusters": 2, "selection": "gumbel", "loss-bound": 4.0, "first-round-noise-ratio": 1}
+    clusters = clusters if strategy == "rc-dpfl" else {}
     outcome = execute(path, {**RECORD, "data-dir": folder, "strategy": strategy, **clusters})
     header, charges = read_ledger(path / "ledger.jsonl")
     assert [charge.get("held_out_epsilon") for charge in charges if charge["for"] == "histogram"] == [4.0]
