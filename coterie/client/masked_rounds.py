@@ -298,7 +298,6 @@ class _Half:
         return vector
 
     def _note(self, failure: str, error: Exception) -> None:
-        """Note in the client's own log what failed."""
         log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)
 
     def _scores(self, plan: Secure, cohort: Cohort) -> Integers:

@@ -219,6 +219,11 @@ def test_a_budget_that_is_spent_refuses_before_it_draws(tmp_path, monkeypatch):
     assert (tmp_path / "client-0.ledger.jsonl").read_bytes() == before
 
 
+def test_without_a_folder_there_is_no_account_and_no_sample(tmp_path):
+    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3), guarantee="record-level"), {"seed": "auto"})
+    assert "the client's ledger requires a state folder" in str(answer)
+
+
 def test_a_repeated_round_draws_afresh(tmp_path):
     one, other = (read(privately(tmp_path, 0, epsilon=1e9)[0], 0) for _ in range(2))
     assert not np.array_equal(one, other)
