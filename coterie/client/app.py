@@ -288,7 +288,6 @@ def _refused(client: Client, cohort: Cohort) -> str:
 
 
 def _masked_reply(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> RecordDict:
-    """Return the reply to a message of a masked round."""
     from coterie.client.masked_rounds import answer, read_plan, read_round_request
 
     _check_guarantee(client, message_type, priced=False)

@@ -203,7 +203,11 @@ def require_head(client: Client, folder: Path, head: object) -> None:
         charge = _charge_with(path, {HEAD: head}) if isinstance(head, str) and path.exists() else None
     except (LedgerError, OSError):
         return  # the charge fails, too
-    if charge is None or not _counts(charge, head, client):
+    charge = charge or {}
+    authorities = {_authority(charge.get("server", "")), _authority(client.server)}
+    made = charge.get("client_id") == client.client_id and len(authorities) == 1
+    counts = charge.get(HEAD) == head and (made or charge.get("for") == RECONCILED)
+    if not counts:
         log(
             WARNING,
             "client %s rejects the request: %s lacks a charge that this client made in this run (head %s): it was "
@@ -231,13 +235,6 @@ def _charge_with(path: Path, entry: Mapping[str, str]) -> dict[str, Any] | None:
                 charge: dict[str, Any] = json.loads(line) if newline else {}
                 return charge or None
     return None
-
-
-def _counts(charge: Mapping[str, object], head: object, client: Client) -> bool:
-    made = charge.get("client_id") == client.client_id and _authority(charge.get("server", "")) == _authority(
-        client.server
-    )
-    return charge.get(HEAD) == head and (made or charge.get("for") == RECONCILED)
 
 
 def _authority(server: object) -> str:

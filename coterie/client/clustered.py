@@ -110,29 +110,26 @@ class ClusteredClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a strategy of Coterie; refuse every other one."""
         try:
-            content = self._content(message, context)
+            message_type = message.metadata.message_type
+            if message_type == IDENTITY:
+                _client_id(context)  # has the clearer error
+                reply = self._answer(IDENTITY, message, context)
+                content = self._with_reports(RecordDict({REPLY: reply.config_records[REPLY]}), reply)
+                return Message(content, reply_to=message)
+            self._check_guarantee(context)
+            answers = {TRAIN: self._trained, EVALUATE: self._evaluated, LOSSES: self._compared}
+            if message_type not in answers:
+                raise RequestError(f"this client answers {', '.join((*answers, IDENTITY))}, no other type of message")
+            request, models, layout = read_request(message_type, message.content)
+            asked = _Asked(message, context, request, models, layout)
+            asked.check()
+            content = answers[message_type](asked)
+            fix_size(content)
         except (ClientError, RequestError, BdbQuit):
             raise
         except Exception as error:
             raise ClientError("the reply of the app cannot be used; see the client's own log") from error
         return Message(content, reply_to=message)
-
-    def _content(self, message: Message, context: Context) -> RecordDict:
-        message_type = message.metadata.message_type
-        if message_type == IDENTITY:
-            _client_id(context)  # has the clearer error
-            content = self._answer(IDENTITY, message, context)
-            return self._with_reports(RecordDict({REPLY: content.config_records[REPLY]}), content)
-        self._check_guarantee(context)
-        answers = {TRAIN: self._trained, EVALUATE: self._evaluated, LOSSES: self._compared}
-        if message_type not in answers:
-            raise RequestError(f"this client answers {', '.join((*answers, IDENTITY))}, no other type of message")
-        request, models, layout = read_request(message_type, message.content)
-        asked = _Asked(message, context, request, models, layout)
-        asked.check()
-        content = answers[message_type](asked)
-        fix_size(content)
-        return content
 
     def _check_guarantee(self, context: Context) -> None:
         """Check that the owner of a node has not declared a guarantee that the app's own training does not give.

@@ -111,7 +111,6 @@ _FIRST: WeakKeyDictionary[Shard, Shard] = WeakKeyDictionary()
 
 
 def _first(shard: Shard, count: int) -> Shard:
-    """Return a client's first records."""
     if shard not in _FIRST or len(_FIRST[shard].y) != count:
         _FIRST[shard] = replace(shard, x=shard.x[:count], y=shard.y[:count])
     return _FIRST[shard]

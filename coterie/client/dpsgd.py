@@ -344,7 +344,6 @@ def _noise(settings: Sequence[DPSGD], noises: Generators, size: int, device: str
 
 
 def _makes_noise(device: str, noises: Generators) -> bool:
-    """Whether a device draws noise itself."""
     return device != "cpu" and all(map(is_secret, noises))
 
 

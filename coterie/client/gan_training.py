@@ -284,7 +284,6 @@ def _discriminator_loss(real: Tensor, made: Tensor) -> Tensor:
 
 
 def _generator_loss(made: Tensor) -> Tensor:
-    """Return the mean loss of the generator."""
     return softplus(-_whole(made)).mean()
 
 
@@ -294,7 +293,6 @@ def _whole(logits: Tensor) -> Tensor:
 
 
 def _real_loss(logits: Tensor, targets: Any) -> Tensor:
-    """Return the (n,) loss of a discriminator on real records."""
     return softplus(-logits.squeeze(1))
 
 
@@ -308,7 +306,6 @@ def _optimisers(
 
 
 def _step(adam: torch.optim.Adam, loss: Tensor) -> None:
-    """Take one step of the optimiser on its parameters."""
     (group,) = adam.param_groups
     gradients = torch.autograd.grad(loss, group["params"])
     for parameter, gradient in zip(group["params"], gradients, strict=True):

@@ -382,7 +382,6 @@ _PLAIN = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}
 
 
 def _layers(network: nn.Module) -> list[nn.Module]:
-    """Supported layers that have trainable parameters."""
     return [
         layer
         for layer in network.modules()

@@ -355,7 +355,6 @@ def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
 
 
 def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
-    """Evaluate the personal model of every client."""
     network, layout, device = cohort.network, cohort.layers.whole, cohort.local_training.device
     whole = cohort.layers.join(cohort.models[labels], cohort.own)
     scores: list[Score] = []

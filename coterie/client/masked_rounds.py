@@ -232,7 +232,9 @@ class _Half:
     ) -> tuple[Vector, bytes]:
         """Return the masked vector and the signed view; all is checked before the charge, nothing fails after it."""
         opened, plan = self.opened, read_plan(self.opened.plan)
-        models, release = len(cohort.models), _release(request)
+        models, release = len(cohort.models), TRAINING
+        if isinstance(request, MaskedEvaluateRequest):
+            release = HISTOGRAM if request.histogram else ACCURACY
         if release != opened.release:
             self.refuse(f"the round was opened for {opened.release}, not for {release}")
         if cohort.layout.size != opened.parameters:
@@ -296,7 +298,6 @@ class _Half:
         return vector
 
     def _note(self, failure: str, error: Exception) -> None:
-        """Note in the client's own log what failed."""
         log(ERROR, "client %s: %s: %s", self.client.client_id, failure, error)
 
     def _scores(self, plan: Secure, cohort: Cohort) -> Integers:
@@ -312,13 +313,6 @@ class _Half:
 def _event(plan: Secure, release: str) -> Event:
     """Return what a client charges for a release."""
     return plan.event() if release == TRAINING else plan.scores(release).event
-
-
-def _release(request: MaskedRequest) -> str:
-    """Return the release that a request of step 2 is for."""
-    if not isinstance(request, MaskedEvaluateRequest):
-        return TRAINING
-    return HISTOGRAM if request.histogram else ACCURACY
 
 
 def read_plan(text: str) -> Secure:

@@ -72,7 +72,6 @@ def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
 
 
 def _privately(cohort: Cohort, keys: Keys, network: nn.ModuleDict, config: GANTraining) -> list[ReplyOrError]:
-    """Return samples of every client."""
     streams, replies = Streams(cohort.config.seed), []
     for i, client in enumerate(cohort.clients):
         private = DPSGD.of(cohort.plan(client.client_id), cohort.local_training)  # the step size is the GAN's

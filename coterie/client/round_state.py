@@ -169,7 +169,6 @@ class RoundState:
         self.open = round
 
     def _note(self, finished: OpenRound, id: RoundId) -> None:
-        """Note that a round is over."""
         self._over.pop(id.run, None)
         self._over[id.run] = id.number, id.attempt
         self._over = dict(list(self._over.items())[-_MOST_RUNS:])

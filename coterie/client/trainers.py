@@ -126,7 +126,6 @@ def _update(
     settings: LocalTrainingConfig,
     rng: np.random.Generator,
 ) -> Vectors:
-    """Return the (d,) update of one client."""
     arrays = {key: value.copy() for key, value in start.items()}
     devices = range(torch.cuda.device_count()) if settings.device != "cpu" else ()
     with torch.random.fork_rng(devices), torch.enable_grad():

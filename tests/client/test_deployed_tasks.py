@@ -6,19 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
+from kit.deployed import reply_of, request_of
 from PIL import Image
 
-from coterie.client.app import app
 from coterie.client.state import ClientError
 from coterie.datasets import Declared, describe, own_shard
-from coterie.engine.in_process import LocalGrid
-from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
 from coterie.site.node import NodeConfig
-from coterie.wire.messages import Layout, pack_models, read_reply
+from coterie.wire.messages import read_reply
 
 FEATURES = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(4))
 SCHEMAS = {"[labels]": f'version = 1\n[labels]\ncolumns = ["anaemia", "copd"]\n{FEATURES}'}
@@ -52,7 +49,6 @@ BUDGET = {"epsilon": 8.0, "delta": 1e-5}
 
 @pytest.fixture(autouse=True)
 def _sender():
-    LocalGrid(1)  # messages have a sender
     own_shard.cache_clear()
 
 
@@ -84,16 +80,9 @@ def config_of(folder, name, **more):
     return RunConfig({**SETTINGS, **of_data, **more}, deployed=True)
 
 
-def ask(folder, node, config, message_type, number=1, **request):
-    drawn = initialise("linear", *config.examples, 0)
-    layout = Layout.of(drawn)
-    plans = {"record-plans": config.plan.record_plans} if config.privacy.privacy_unit == "record" else {}
-    record = ConfigRecord({**config.for_clients(), "round": number, **plans, **request})
-    content = RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record})
-    message = Message(content, dst_node_id=1, message_type=message_type)
-    node = {"client-id": 0, "state-dir": str(folder), **node}
-    node |= {} if "epsilon" in node else {"guarantee": "trusted-server"}
-    return app(message, Context(1, 1, node, RecordDict(), {})).content, layout
+def ask(folder, node, config, message_type, **request):
+    content, layout = request_of(config, **request)
+    return reply_of({"state-dir": str(folder), **node}, content, message_type), layout
 
 
 @pytest.fixture(params=[*SCHEMAS, *SHAPES])

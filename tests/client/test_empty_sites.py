@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
+from kit.deployed import request_of
 from kit.own_files import read_shard
 
 from coterie.client.handlers import handle, train_and_sum
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import own_federation, own_shard
-from coterie.models import initialise
 from coterie.server import RunConfig
-from coterie.wire.messages import Layout, pack_models
 
 SETTINGS = {
     "dataset": "own",
@@ -46,12 +45,7 @@ def held_out(folder, x, y):
 
 
 def question(folder, **settings):
-    config = RunConfig({**SETTINGS, "privacy-unit": "none", "data-dir": folder, **settings})
-    layout = Layout.of(initialise("linear", *config.examples, 0))
-    models = np.zeros((1, layout.size), np.float32)
-    plans = {"record-plans": config.plan.record_plans} if config.privacy.privacy_unit == "record" else {}
-    record = ConfigRecord({**config.for_clients(), "round": 1, **plans})
-    return RecordDict({"models": pack_models(models, layout), "config": record})
+    return request_of(RunConfig({**SETTINGS, "privacy-unit": "none", "data-dir": folder, **settings}))[0]
 
 
 CLIENTS = [Client(i) for i in range(4)]

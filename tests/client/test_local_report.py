@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from test_own_model import REQUESTS, _sender, ask, write_data  # noqa: F401
+from test_own_model import REQUESTS, ask, write_data
 
 from coterie.client import own_model
 from coterie.tasks import Performance

@@ -142,8 +142,15 @@ def test_every_kind_of_message_is_here():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_differs_in_nothing_but_what_is_charged(tmp_path, caplog, randomness, kind):
     verb, config, extra, models = KINDS[kind]
+    known = {}  # several pairs have the same records
 
     def left(data, best):
+        key = id(data[0]), id(data[1]), best
+        if key not in known:
+            known[key] = answered(data, best)
+        return known[key]
+
+    def answered(data, best):
         path = tmp_path / str(len(list(tmp_path.iterdir())))
         path.mkdir()
         np.savez(path / "own.npz", x=data[0], y=data[1])

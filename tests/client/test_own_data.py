@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import message_to_proto
+from kit.deployed import reply_of, request_of
 from safetensors.torch import save_file
 
 from coterie.client import cohort, handlers
-from coterie.client.app import app
 from coterie.client.cohort import Cohort
 from coterie.client.handlers import HANDLERS, handle
 from coterie.client.identity import Client
@@ -24,7 +24,7 @@ from coterie.fields.plugins import sources
 from coterie.models import file_hash, initialise
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
-from coterie.wire.messages import Layout, pack_models, pack_update, read_reply
+from coterie.wire.messages import Layout, pack_update, read_reply
 from coterie.wire.requests import parse_plans
 
 PACKAGE = str(Path(cohort.__file__).parents[1])
@@ -49,25 +49,12 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def question(shape=SHAPE, classes=2, **settings):
-    config = RunConfig({**SETTINGS, **settings})
-    drawn = initialise("linear", shape, classes, 0)
-    layout = Layout.of(drawn)
-    record = ConfigRecord({**config.for_clients(), "round": 1})
-    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+def question(**settings):
+    return request_of(RunConfig({**SETTINGS, **settings}))
 
 
-def ask(content, **node):
-    """What a deployed client answers to a message to train."""
-    LocalGrid(1)  # messages have a sender
-    context = Context(
-        run_id=1,
-        node_id=1,
-        node_config={"client-id": 0, "guarantee": "trusted-server", **node},
-        state=RecordDict(),
-        run_config={},
-    )
-    return app(Message(content, dst_node_id=1, message_type="train"), context).content
+def ask(content, message_type="train", **node):
+    return reply_of(node, content, message_type)
 
 
 def update(answer, layout):
@@ -139,7 +126,7 @@ def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
     """Of its shape and classes, without its files or its groups."""
     x = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(20) % 10)
-    content, layout = question((1, 28, 28), 10, **SPLIT, dataset="mnist", **{"data-dir": "/nowhere"})
+    content, layout = question(**SPLIT, dataset="mnist", **{"data-dir": "/nowhere"})
     assert np.any(update(ask(content, data=str(tmp_path / "mine.npz")), layout))
 
 
@@ -149,9 +136,9 @@ def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monke
         ClientError, match="the run uses the clients' own data, but no data are configured; set data in the node"
     ):
         ask(question(**{"data-dir": str(folder)})[0])
-    embedded, layout = question((1, 8, 8), 10, **SPLIT, dataset="digits")
+    embedded, layout = question(**SPLIT, dataset="digits")
     assert np.any(update(ask(embedded), layout))
-    mnist, _ = question((1, 28, 28), 10, **SPLIT, dataset="mnist", **{"data-dir": str(folder)})
+    mnist, _ = question(**SPLIT, dataset="mnist", **{"data-dir": str(folder)})
     for own in (None, "/of/its/own"):
         if own:
             monkeypatch.setenv("COTERIE_DATA", own)
@@ -163,7 +150,7 @@ def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monke
 
 
 def test_a_server_chooses_no_code_to_import():
-    content, layout = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels")
+    content, layout = question(**SPLIT, dataset="kit.toys:pixels")
     with pytest.raises(
         ClientError, match=r"client 0 rejects the request: dataset = 'kit.toys:pixels' names code chosen by the server"
     ):
@@ -173,11 +160,11 @@ def test_a_server_chooses_no_code_to_import():
     assert np.any(update(ask(content, code="kit.toys:blobs kit.toys:pixels"), layout))
     for key in ("model", "features", "optimizer", "loss", "trainer"):
         for code in ("no_such_module:make", "an-entry-point"):
-            wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels")
+            wrong, _ = question(**SPLIT, dataset="kit.toys:pixels")
             wrong["config"][key] = code
             with pytest.raises(ClientError, match=f"{key} = '{code}' names code"):
                 ask(wrong, code="kit.toys:pixels kit.toys:chain")
-    allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="kit.toys:pixels", features="plugged:flip")
+    allowed, _ = question(**SPLIT, dataset="kit.toys:pixels", features="plugged:flip")
     assert np.any(update(ask(allowed, code="kit.toys:pixels plugged:flip"), layout))
 
 
@@ -233,21 +220,13 @@ def test_a_client_compares_the_code_of_its_training_with_the_servers(folder, tmp
 
 @pytest.mark.parametrize("verb", HANDLERS)
 def test_every_verb_is_guarded(verb, monkeypatch):
-    LocalGrid(1)
-    context = Context(
-        run_id=1,
-        node_id=1,
-        node_config={"client-id": 0, "guarantee": "trusted-server"},
-        state=RecordDict(),
-        run_config={},
-    )
     content, _ = question()
     of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0}
     of_verbs |= {"feature-range": 1.0, "local": "k-means", "local-centroids": 1}
     of_verbs |= {"encoder": "none", "release-counts": False, "compared": 1}
     content["config"] = ConfigRecord({**content["config"], **of_verbs})
     with pytest.raises(ClientError, match="no data are configured; set data"):
-        app(Message(content, dst_node_id=1, message_type=verb), context)
+        ask(content, verb)
 
 
 def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):

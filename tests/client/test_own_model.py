@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
+from kit.deployed import reply_of
 
 import coterie
 from coterie.client import own_model
-from coterie.client.app import app
 from coterie.client.state import ClientError
 from coterie.datasets import Shard, TestSet
-from coterie.engine.in_process import LocalGrid
 from coterie.fields import PERSONAL_METHODS
 from coterie.models import initialise
 from coterie.server import RunConfig
@@ -47,11 +46,6 @@ REQUESTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _sender():
-    LocalGrid(1)  # messages have a sender
-
-
 def write_data(path, rows=80, held_out=40):
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(rows + held_out, 4)).astype(np.float32), rng.integers(0, 2, rows + held_out)
@@ -73,11 +67,9 @@ def ask(folder, request, data=None, **node):
             "config": ConfigRecord({**config.for_clients(), "round": 4, **extra}),
         }
     )
-    message = Message(content=content, dst_node_id=1, message_type=message_type)
     node = {"client-id": 2, "state-dir": str(folder), "data": str(data), **node}
-    node |= {} if "epsilon" in node else {"guarantee": "trusted-server"}
     try:
-        reply = app(message, Context(1, 1, node, RecordDict(), {})).content
+        reply = reply_of(node, content, message_type)
     except ClientError as error:
         return str(error)
     if "reply" in reply.config_records:

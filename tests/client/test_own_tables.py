@@ -4,18 +4,15 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.deployed import reply_of, request_of
 from kit.site_tables import AGE, OUTCOME, SEX
 
-from coterie.client.app import app
 from coterie.client.handlers import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import own_shard
-from coterie.engine.in_process import LocalGrid
-from coterie.models import initialise
 from coterie.server import RunConfig
-from coterie.wire.messages import Layout, pack_models, read_reply
+from coterie.wire.messages import read_reply
 
 SCHEMA = 'version = 1\nignore = ["id"]\n' + OUTCOME + AGE + SEX
 SETTINGS = {"dataset": "own", "model": "linear", "device": "cpu", "strategy": "fedavg", "clients": 1, "seed": 3}
@@ -40,20 +37,12 @@ def configured(home, text=SCHEMA, **settings):
 
 
 def question(home, text=SCHEMA, **settings):
-    config = configured(home, text, **settings)
-    drawn = initialise("linear", *config.examples, 0)
-    layout = Layout.of(drawn)
-    plans = {"record-plans": config.plan.record_plans} if config.privacy.privacy_unit == "record" else {}
-    record = ConfigRecord({**config.for_clients(), "round": 1, **plans})
-    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+    return request_of(configured(home, text, **settings))
 
 
 def ask(content, home, **node):
-    LocalGrid(1)  # messages have a sender
-    node = {"client-id": 0, "data": str(home / "t.csv"), "schema": str(home / "schema.toml"), **node}
-    node |= {} if "epsilon" in node else {"guarantee": "trusted-server"}
-    node = {key: value for key, value in node.items() if value is not None}
-    return app(Message(content, dst_node_id=1, message_type="train"), Context(1, 1, node, RecordDict(), {})).content
+    node = {"data": str(home / "t.csv"), "schema": str(home / "schema.toml"), **node}
+    return reply_of({key: value for key, value in node.items() if value is not None}, content)
 
 
 def update(content, layout):

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from kit.deployed import reply_of
 
-from coterie.client.app import app
 from coterie.client.state import ClientError
-from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
@@ -41,16 +40,13 @@ def ask(tmp_path):
     """Asks a deployed client for an update, in a Flower run of its own; the update."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", x=rng.integers(0, 256, (24, 1, 4, 4), np.uint8), y=np.arange(24) % 2)
-    node = {"client-id": 0, "data": str(tmp_path / "own.npz"), "state-dir": str(tmp_path)}
-    node |= {"guarantee": "trusted-server"}
-    LocalGrid(1)  # messages have a sender
+    node = {"data": str(tmp_path / "own.npz"), "state-dir": str(tmp_path)}
 
     def call(number, start=0.0, flower_run=1, settings=CONFIG):
         models = pack_models(np.full((1, LAYOUT.size), start, np.float32), LAYOUT)
         request = TrainRequest(round=1, record_plans=settings.plan.record_plans)
         config = ConfigRecord({**settings.for_clients(), **request.to_record(), "round": number})
-        question = Message(RecordDict({"models": models, "config": config}), dst_node_id=1, message_type="train")
-        answer = app(question, Context(flower_run, 1, node, RecordDict(), {})).content
+        answer = reply_of(node, RecordDict({"models": models, "config": config}), run=flower_run)
         return read_reply(answer, client_id=0, round=number, num_clusters=1, layout=LAYOUT).update
 
     return call

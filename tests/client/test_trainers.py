@@ -336,7 +336,7 @@ def asked(settings, strategy, **request):
     )
 
 
-@pytest.mark.parametrize(("kind", "name"), OWN.items())
+@pytest.mark.parametrize(("kind", "name"), [*OWN.items(), ("optimizer", "torch.optim:Adam")])
 def test_a_client_refuses_them_beside_a_plan_of_dp_sgd(kind, name):
     plans = planning.sketch(RunConfig({**RUN, "strategy": "f-cdpfl"})).record_plans
     with pytest.raises(RequestError, match=f"{kind}: at record level"):

@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy, l1_loss
 
 from coterie.client.backend import train
-from coterie.client.cohort import Cohort
-from coterie.client.identity import Client
 from coterie.client.penalties import Penalty
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.training_plugins import TrainingPlugins
@@ -24,8 +21,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.fields.plugins import PluginError, source_hash
 from coterie.server import ConfigError, FolderError, RunConfig, RunFolder, run
 from coterie.testing import check_loss, check_optimizer
-from coterie.wire import RequestError, TrainRequest
-from coterie.wire.messages import Layout, pack_models
+from coterie.wire.messages import Layout
 
 HERE = "test_training_plugins"
 
@@ -220,20 +216,6 @@ def test_record_level_refuses_them(kind, name):
         RunConfig(settings)
     config = RunConfig({**settings, kind: RunConfig(SETTINGS).values[f"training.{kind}"]})
     assert config.privacy.privacy_unit == "record"
-
-
-@pytest.mark.parametrize("kind", ["optimizer", "loss"])
-def test_a_client_refuses_them_beside_a_plan_of_dp_sgd(kind):
-    config = RunConfig({**SETTINGS, "strategy": "f-cdpfl"})
-    record = {**config.for_clients(), kind: f"{HERE}:adam"}
-    from coterie.server import planning
-
-    plans = planning.sketch(config).record_plans
-    request = TrainRequest(round=1, record_plans=plans)
-    models = pack_models(np.zeros((2, 2), np.float32), Layout(("w",), ((2,),)))
-    content = RecordDict({"models": models, "config": ConfigRecord({**record, **request.to_record()})})
-    with pytest.raises(RequestError, match=f"{kind}: at record level clients train by DP-SGD"):
-        Cohort.of("train", content, [Client(0)])
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "loss"])
