@@ -70,17 +70,14 @@ def run_rounds(
             started = time.perf_counter()
             _require_clients(strategy, grid, number, session_begins=number == numbers[0])
             configure_clients(strategy, train_config, number)
-            steps = training_steps(strategy, number, models)
-            models, metrics = _performed(strategy, grid, timeout, steps, number)
+            models, metrics = _performed(strategy, grid, timeout, training_steps(strategy, number, models), number)
             run.state = run.state.resized(len(models))
             mean = strategy.options.averaging(mean, models, number, num_rounds)
             result.arrays = pack_models(models if mean is None else mean, run.state.layout)
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
             state = run.state
             recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
-            if run.heads:  # which only deployed clients at record level send
-                heads = {"clients": np.array(list(run.heads), np.int64), "heads": np.array(list(run.heads.values()))}
-                recorder.save_artifact(_HEADS, heads)
+            _keep_heads(strategy)
             last = number
             result.train_metrics_clientapp[number] = metrics
             ends = number == numbers[-1] or strategy.finished
@@ -214,6 +211,13 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
         strategy.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
     return models, None, 0
+
+
+def _keep_heads(strategy: ClusteredStrategy) -> None:
+    """Store the heads of clients, which only deployed clients at record level send."""
+    if heads := strategy.run.heads:
+        arrays = {"clients": np.array(list(heads), np.int64), "heads": np.array(list(heads.values()))}
+        strategy.recorder.save_artifact(_HEADS, arrays)
 
 
 def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:
