@@ -289,7 +289,7 @@ def _outputs(name: Model, network: nn.Module, x: Rows, num_classes: int, finite:
     except Exception as error:  # a user's code
         several = isinstance(error, TypeError) and "required positional argument" in str(error)
         raise ModelError(
-            f"model '{name}' fails on examples of shape {_sizes(x.shape[1:])}: {type(error).__name__}: "
+            f"model '{name}' fails on examples of shape {'x'.join(map(str, x.shape[1:]))}: {type(error).__name__}: "
             f"{' '.join(str(error).split())}{_SEVERAL_INPUTS if several else ''}"
         ) from error
     wanted: Shape = (len(x), num_classes) if num_classes else (len(x),)
@@ -300,7 +300,3 @@ def _outputs(name: Model, network: nn.Module, x: Rows, num_classes: int, finite:
     if finite and not torch.isfinite(outputs).all():
         raise ModelError(f"model '{name}': its initial outputs are not finite; check the initialisation")
     return np.asarray(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

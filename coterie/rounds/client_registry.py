@@ -157,7 +157,7 @@ class ClientRegistry:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 log(WARNING, "ignoring a reply with a client-id that matches no open request")
-            elif reply.has_error() and _NO_FUNCTION in reply.error.reason:
+            elif reply.has_error() and _NO_FUNCTION in (reply.error.reason or ""):
                 self._claims[node] = _Claim(None, plain=True)
                 self._ignore(node, "its app is a ClientApp, not a coterie.client.ClusteredClientApp")
             elif reply.has_error():

@@ -72,19 +72,12 @@ def run_rounds(
             started = time.perf_counter()
             _require_clients(strategy, grid, number, session_begins=number == numbers[0])
             configure_clients(strategy, train_config, number)
-            steps = training_steps(strategy, number, models)
-            models, metrics = _performed(strategy, grid, timeout, steps, number)
+            models, metrics = _performed(strategy, grid, timeout, training_steps(strategy, number, models), number)
             run.state = run.state.resized(len(models))
             mean = strategy.options.averaging(mean, models, number, num_rounds)
             result.arrays = pack_models(models if mean is None else mean, run.state.layout)
             line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
-            state, arrays = run.state, dict(run.state.arrays)
-            if labels := run.statistics.labels:
-                arrays[_LABELS] = np.array(sorted(labels.items()), np.int64)
-            recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, arrays), line)
-            if run.heads:  # which only deployed clients at record level send
-                heads = {"clients": np.array(list(run.heads), np.int64), "heads": np.array(list(run.heads.values()))}
-                recorder.save_artifact(_HEADS, heads)
+            _keep(strategy, Checkpoint(number, models, run.state.layout, run.state.histogram, mean), line)
             last = number
             result.train_metrics_clientapp[number] = metrics
             ends = number == numbers[-1] or strategy.finished
@@ -220,6 +213,17 @@ def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) ->
     if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
         strategy.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
     return models, None, 0
+
+
+def _keep(strategy: ClusteredStrategy, checkpoint: Checkpoint, line: Mapping[str, Any]) -> None:
+    """Store a checkpoint with the arrays of the run and the released labels, and the heads of deployed clients."""
+    arrays, labels, heads = dict(strategy.run.state.arrays), strategy.statistics.labels, strategy.run.heads
+    if labels:
+        arrays[_LABELS] = np.array(sorted(labels.items()), np.int64)
+    strategy.recorder.checkpoint(replace(checkpoint, state=arrays), line)
+    if heads:
+        kept = {"clients": np.array(list(heads), np.int64), "heads": np.array(list(heads.values()))}
+        strategy.recorder.save_artifact(_HEADS, kept)
 
 
 def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:

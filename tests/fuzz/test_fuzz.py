@@ -6,7 +6,7 @@ from campaign import Campaign
 from federations import EVALUATION, SETTINGS, TRAINING
 
 from coterie.privacy import RecordLevel, contributions
-from coterie.rounds import evaluation, exchange, phases
+from coterie.rounds import batches, evaluation, phases
 from coterie.strategies.registry import STRATEGIES
 from coterie.wire import REQUESTS, EvaluationReply, messages
 
@@ -88,7 +88,7 @@ GONE = {
     "clusters and groups": (EvaluationReply, "check", lambda *_: None, "oracle", "though invalid"),
     "senders of labels": (evaluation, "check_sender", lambda *_, **__: None, "ffcm", "though invalid"),
     "errors": (phases, "parse", lambda read, content, **context: read(content, **context), "kfed", "crash"),
-    "texts": (exchange, "printable", lambda text, most=200: str(text), "fedavg", "reason"),
+    "texts": (batches, "printable", lambda text, most=200: str(text), "fedavg", "reason"),
 }
 
 

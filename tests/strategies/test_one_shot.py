@@ -130,6 +130,11 @@ def test_there_is_one_exchange_and_it_is_counted(tmp_path, settings):
     assert counted["bytes_up"] == CLIENTS * 128 + 4 * 4 * sum(sent.values())
     assert outcome["notes"] == {"missing": [], "points": sent}
     assert (outcome["rounds"], outcome["clients_labelled"], outcome["certified"]) == (1, CLIENTS, False)
+    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())  # says why there is none
+    assert (guarantee["certified"], guarantee["epsilon"]) == (False, None)
+    words = "lemma gives no usable bound" if settings is GAN else "exact centroids"
+    assert [words in reason for reason in guarantee["reasons"]].count(True) == 1
+    assert all("epsilon is infinite" in reason for reason in guarantee["reasons"] if words in reason)
 
 
 @pytest.mark.parametrize("strategy", ["kfed", "ffcm"])
@@ -327,23 +332,24 @@ def test_too_few_points_say_why(tmp_path):
 
 
 @pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize(("step", "cut", "others"), [(1, 6, [6, 7, 8, 9]), (-1, 3, [0, 1, 2, 3])])
-def test_a_run_that_was_cut_short_asks_only_those_that_had_not_answered(tmp_path, settings, step, cut, others):
+def test_a_run_that_was_cut_short_asks_only_those_that_had_not_answered(tmp_path, settings):
     whole = execute(tmp_path / "whole", settings)
-    with pytest.raises(KeyboardInterrupt):
-        execute(tmp_path / "run", settings, Wire(cut=cut, step=step))
-    kept = sorted(file.name for file in (tmp_path / "run" / "evidence").iterdir())
-    assert kept == [f"points-{i:04d}.npz" for i in range(CLIENTS) if i not in others] + ["traffic.npz"]
-    grid, said = Wire(), []
-    outcome = execute(tmp_path / "run", None, grid, lambda folder: setattr(folder, "on_progress", said.append))
-    assert grid.asked == others
-    assert said[:4] == [f"points of {many} of 10 clients" for many in (7, 8, 9, 10)]
-    assert outcome["notes"] == whole["notes"]
-    # Nothing that went by is forgotten: what was asked in vain is asked, and counted, once more.
-    assert (outcome["messages_up"], outcome["bytes_up"]) == (whole["messages_up"], whole["bytes_up"])
-    assert outcome["messages_down"] == whole["messages_down"] + len(others)
-    for client in range(CLIENTS):
-        np.testing.assert_array_equal(labels(tmp_path / "run", client), labels(tmp_path / "whole", client))
+    for step, cut, others in ((1, 6, [6, 7, 8, 9]), (-1, 3, [0, 1, 2, 3])):
+        path = tmp_path / str(cut)
+        with pytest.raises(KeyboardInterrupt):
+            execute(path, settings, Wire(cut=cut, step=step))
+        kept = sorted(file.name for file in (path / "evidence").iterdir())
+        assert kept == [f"points-{i:04d}.npz" for i in range(CLIENTS) if i not in others] + ["traffic.npz"]
+        grid, said = Wire(), []
+        outcome = execute(path, None, grid, lambda folder, said=said: setattr(folder, "on_progress", said.append))
+        assert grid.asked == others
+        assert said[:4] == [f"points of {many} of 10 clients" for many in (7, 8, 9, 10)]
+        assert outcome["notes"] == whole["notes"]
+        # Nothing that went by is forgotten: what was asked in vain is asked, and counted, once more.
+        assert (outcome["messages_up"], outcome["bytes_up"]) == (whole["messages_up"], whole["bytes_up"])
+        assert outcome["messages_down"] == whole["messages_down"] + len(others)
+        for client in range(CLIENTS):
+            np.testing.assert_array_equal(labels(path, client), labels(tmp_path / "whole", client))
 
 
 @pytest.mark.parametrize("evaluate", ["diagnostic", "off"])
@@ -463,16 +469,6 @@ def test_at_record_level_a_crash_costs_nobody_a_second_charge(tmp_path, cut):
     assert outcome["charges"] == 1
     assert outcome["epsilon"] <= 9
     assert outcome["notes"]["missing"] == []
-
-
-@pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
-def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settings):
-    execute(tmp_path / "run", {**settings, "device-failures": 0.5})
-    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert (guarantee["certified"], guarantee["epsilon"]) == (False, None)
-    words = "lemma gives no usable bound" if settings is GAN else "exact centroids"
-    assert [words in reason for reason in guarantee["reasons"]].count(True) == 1
-    assert all("epsilon is infinite" in reason for reason in guarantee["reasons"] if words in reason)
 
 
 # ---- set up ----------------------------------------------------------------------------------------------------------
