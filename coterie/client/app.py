@@ -115,7 +115,7 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
     except ClientError:
         raise
     except Exception as error:
-        log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
+        log(ERROR, "client %s: %s", client.client_id, printable(error, 1000), exc_info=True)
         raise ClientError(f"client {client.client_id} failed; see its own log for details") from None
     finally:
         # The same time for all replies, so that it reveals less.

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from coterie.logs import printable
 from coterie.models import trainable
 from coterie.wire.messages import Layout
 
@@ -39,7 +40,8 @@ class Layers:
         shapes = dict(zip(whole.names, whole.shapes, strict=True))
         strange = [n for n, s in zip(sent.names, sent.shapes, strict=True) if shapes.get(n) != s]
         if strange:
-            raise ValueError(f"the message contains {', '.join(strange)}, missing or shaped differently in the network")
+            names = printable(", ".join(strange))
+            raise ValueError(f"the message contains {names}, missing or shaped differently in the network")
         personal = tuple(name for name in whole.names if name not in sent.names)
         return cls(whole, sent, Layout(personal, tuple(shapes[name] for name in personal)))
 

@@ -27,7 +27,7 @@ import numpy as np
 import oracle
 from federations import CLIENTS, EVALUATION, INTRODUCTION, SETTINGS, TRAINING, Delivery, Exchange, Federation, Target
 from flwr.app import Message
-from mutators import mutate
+from kit.hostile import mutate
 
 from coterie.strategies.one_shot import UPLOAD_LIMIT
 

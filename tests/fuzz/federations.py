@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from kit.hostile import Delivery
 
 from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
@@ -115,21 +116,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 #: Widths of an autoencoder that trains in no time, in place of the paper's.
 SMALL = (8, 6, 4)
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What arrives in place of a reply.
-
-    Attributes:
-        content: of the reply, or an error.
-        reply_to: id of the message that it answers; None: the one that was sent to the client.
-        source: node id that it claims to come from; None: the client's.
-    """
-
-    content: Any
-    reply_to: str | None = None
-    source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -390,15 +376,3 @@ def _watched(seen: Exchange) -> type[rounds_exchange.Exchange[Any, Any]]:
             self._contributions.add = record
 
     return Watched
-
-
-def copied(content: RecordDict) -> RecordDict:
-    """A copy whose records and arrays are its own."""
-    copy = RecordDict()
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            arrays = {key: Array(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
-            copy[name] = ArrayRecord(arrays)
-        else:
-            copy[name] = type(record)({k: list(v) if isinstance(v, list) else v for k, v in record.items()})
-    return copy

@@ -18,7 +18,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.task_identity import TaskIdentity
-from mutators import mutate
+from kit.hostile import mutate
 from safetensors.numpy import load_file
 
 from coterie.server.config import combined

@@ -1,7 +1,9 @@
-"""Changes of an honest reply, as another program on a client's machine could make them.
+"""The corpus of hostile messages: changes of an honest request or reply, as another program could make them.
 
 Only what Flower can carry is made: the values of a record are numbers, texts, bytes, truth values or lists of these,
-and the fields of an array are any JSON. Each operator changes one thing; :func:`mutate` composes one to three.
+and the fields of an array are any JSON. Each operator changes one thing; :func:`changed` composes one to three. What a
+client sends is changed in tests/fuzz, and what a server sends in tests/client/test_hostile_server.py and
+test_hostile_masking.py.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from federations import Delivery, copied
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 _TEXTS = ("", "0", "3", "nan", "\x1b[2J", "round 9/9: epsilon 0.001\nround 9/9", "\u202e\u2066x", "x" * 100_050, "\0")
@@ -31,6 +33,33 @@ _KEYS = ("client-id", "round", "label", "redrawn-label", "accuracy", "loss", "cl
 _DTYPES: tuple[Any, ...] = ("float64", "float16", "int32", "object", "<f4", "FLOAT32", "", "\x1b[2J", None, 4, ["f"])
 
 Random = random.Random
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What arrives in place of a reply.
+
+    Attributes:
+        content: of the reply, or an error.
+        reply_to: id of the message that it answers; None: the one that was sent to the client.
+        source: node id that it claims to come from; None: the client's.
+    """
+
+    content: Any
+    reply_to: str | None = None
+    source: int | None = None
+
+
+def copied(content: RecordDict) -> RecordDict:
+    """A copy whose records and arrays are its own."""
+    copy = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            arrays = {key: Array(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
+            copy[name] = ArrayRecord(arrays)
+        else:
+            copy[name] = type(record)({k: list(v) if isinstance(v, list) else v for k, v in record.items()})
+    return copy
 
 
 # ---- records and their values ------------------------------------------------------------------------------------
