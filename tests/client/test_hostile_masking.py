@@ -7,6 +7,7 @@ no trace in the client's state: afterwards the honest round goes on, and its sum
 import contextlib
 import json
 import math
+import random
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from kit.hostile import changed as changed_message
 from kit.masked_sites import CLUSTERS, CONFIGURED, LAYOUT, MODELS_SENT, Hidden, Server, Sites, plan_of
 
 from coterie.client import masked_rounds, masking_keys, round_state
@@ -315,6 +318,37 @@ def test_no_step_comes_before_the_first(stages, trained, step):
 @pytest.mark.parametrize("step", STEPS)
 def test_messages_without_their_fields_are_refused(stages, trained, step, content):
     refused(stages("train.open"), content, trained, step)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_the_server_sends_a_client_gives_one_answer_to_a_step_and_pays_once(pki, tmp_path, caplog, step):
+    """Sixty messages of the corpus, and the honest one: each is refused without a trace, or has the same answer."""
+    stage = Stage(tmp_path, pki, step)
+    server, answers, refusals = stage.server, set(), 0
+    honest = {
+        "train.open": server.open_content,
+        "train.masked": lambda: server.train_content(VICTIM),
+        "train.survivors": server.survivors_content,
+        "train.unmask": server.unmask_content,
+    }[step]
+    for number in range(61):
+        content = honest() if number == 30 else changed_message(random.Random(f"{step} {number}"), honest())
+        before, charges = stage.kept(), stage.sites.charges(VICTIM)
+        refused = ""
+        try:
+            reply = stage.sites.ask(VICTIM, step, content)
+            answers.add(recorddict_to_proto(reply).SerializeToString(deterministic=True))
+        except ClientError as error:
+            refused = f"{error} {error.__cause__}"
+        if refused:
+            refusals += 1
+            assert refused.endswith(" None")
+            assert len(refused) < 1000
+            assert (stage.kept(), stage.sites.charges(VICTIM)) == (before, charges)
+    assert len(answers) == 1
+    assert 20 < refusals < 61
+    assert len(stage.sites.charges(VICTIM)) == (step != "train.open")
+    assert "\x1b" not in caplog.text
 
 
 # ---- step 2: openings, models, and what the client pays --------------------------------------------------------------
