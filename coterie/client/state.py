@@ -107,8 +107,8 @@ class KeptState:
         file: contains the client's state; None: no call has left one.
     """
 
-    def __init__(self, client_id: int, folder: Path, file: Path | None) -> None:
-        self._client_id, self._folder, self._file = client_id, folder, file
+    def __init__(self, client_id: int, folder: str | Path, file: str | Path | None) -> None:
+        self._client_id, self._folder, self._file = client_id, folder, file and Path(file)
         self.written: State | None = None
 
     def read(self) -> State:
@@ -133,12 +133,12 @@ class KeptStates:
         FileError: a file is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
         self._files: dict[int, Path] = {}  # by client
         self._sizes: dict[Path, int] = {}  # clients of a file, if it is the latest one of some or was before this round
         self._round, self._numbers = -1, count()  # begin() comes first
-        for number, _, file in _numbered(folder):
+        for number, _, file in _numbered(self.folder):
             self._numbers = count(number + 1)
             self.keep(file)
 
@@ -172,12 +172,13 @@ class KeptStates:
         name = f"{next(self._numbers):09d}-{self._round:09d}-{secrets.token_hex(4)}"  # never that of a deleted file
         return self.folder / f"{name}{_SUFFIX}"
 
-    def keep(self, file: Path | None) -> None:
+    def keep(self, file: str | Path | None) -> None:
         """Let the states in a file replace former ones; None: a call has left none."""
         if file is not None:
-            clients = _opened(file)[0]
-            self._files |= dict.fromkeys(clients, file)
-            self._sizes[file] = len(clients)
+            path = Path(file)
+            clients = _opened(path)[0]
+            self._files |= dict.fromkeys(clients, path)
+            self._sizes[path] = len(clients)
 
     def as_client_files(self) -> None:
         """Write a file per client instead, for an engine whose clients read their own."""
@@ -188,14 +189,14 @@ class KeptStates:
         self._files, self._sizes = {}, {}
 
 
-def forget_states_after(folder: Path, number: int) -> None:
+def forget_states_after(folder: str | Path, number: int) -> None:
     """Delete the states that later rounds than ``number`` have left."""
-    for _, left_by, file in _numbered(folder):
+    for _, left_by, file in _numbered(Path(folder)):
         if left_by > number:
             file.unlink()
 
 
-def write_states(file: Path, states: Mapping[int, State]) -> Path | None:
+def write_states(file: str | Path, states: Mapping[int, State]) -> Path | None:
     """Write the states of clients, by id, to a new file.
 
     Returns:
@@ -211,6 +212,7 @@ def write_states(file: Path, states: Mapping[int, State]) -> Path | None:
     }
     if not tensors:
         return None
+    file = Path(file)
     private_folder(file.parent)
     write_atomic(file, save(tensors), sync=False)
     return file
