@@ -8,8 +8,10 @@ same process, for registered nodes:
     the headers of a request    401 (400 with the reason at a SuperNode's start), unless they hold the key, time and
                                 signature of a registered node
     any other API               404
-    the body of a request       411 without its length, 413 above 32 MiB; received once the checks are passed, at most
-                                8 at a time from one node and 32 in all
+    the body of a request       411 without its length, 400 with two or with a transfer coding, 413 above 32 MiB;
+                                received once the checks are passed, at most 8 at a time from one node and 32 in all
+    a body that is longer       the request ends; so does one whose body takes longer than 10 s and its length at
+                                128 KiB/s, which costs its node one of the 8 requests at a time, all but the last
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import logging
 import socket
 import ssl
 import sys
+import time
 from base64 import b64decode
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -34,6 +37,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore import date, log
 from flwr.supercore.address import parse_address
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from h11 import LocalProtocolError
 from starlette.concurrency import run_in_threadpool
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -47,6 +51,8 @@ _KEY, _TIMESTAMP, _SIGNATURE = (name.encode() for name in http_headers())
 MAX_HEADERS = 16 * 2**10
 #: Seconds for the TLS handshake, for the headers of a first request, and between two parts of a body.
 PATIENCE = 10.0
+#: Bytes a second at which a whole body arrives at least.
+SLOWEST = 128 * 2**10
 #: Seconds in which the other side has to agree to the end of a TLS connection.
 FAREWELL = 1.0
 #: Connections that may wait for their first request.
@@ -225,6 +231,7 @@ class Gate:
         self._app, self._registered, self._paths, self._state = app, registered, paths, state
         self._of_one: defaultdict[bytes, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OF_ONE))
         self._in_all = asyncio.Semaphore(IN_ALL)
+        self._lost: Counter[bytes] = Counter()  # turns of a node that late bodies have cost it
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass a request on to ``app`` where a node may make it now, or refuse it."""
@@ -237,6 +244,8 @@ class Gate:
                 raise RefusedError(HTTPStatus.NOT_FOUND)
             if b"content-length" not in headers:
                 raise RefusedError(HTTPStatus.LENGTH_REQUIRED)
+            if b"transfer-encoding" in headers or [name for name, _ in scope["headers"]].count(b"content-length") > 1:
+                raise RefusedError(HTTPStatus.BAD_REQUEST)
             if int(headers[b"content-length"]) > MAX_MESSAGE:
                 raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         except RefusedError as refused:
@@ -244,20 +253,47 @@ class Gate:
                 refused = RefusedError(HTTPStatus.BAD_REQUEST, UNKNOWN_NODE)
             await _refuse(send, refused)
             return
-        async with self._of_one[key], self._in_all:
-            complete = False
+        body = _Body(receive)
+        await self._of_one[key].acquire()
+        try:
+            async with self._in_all:
+                body.begin(int(headers[b"content-length"]))
+                with suppress(LocalProtocolError):  # another request came before the answer, and was none
+                    await self._app({**scope, "state": dict(self._state)}, body.receive, send)
+        finally:
+            if body.late and self._lost[key] < OF_ONE - 1:
+                self._lost[key] += 1
+            else:
+                self._of_one[key].release()
 
-            async def receive_soon() -> Any:
-                """End a request whose body does not arrive; a reply may take any time."""
-                nonlocal complete
-                try:
-                    event = await asyncio.wait_for(receive(), None if complete else PATIENCE)
-                except TimeoutError:
-                    return {"type": "http.disconnect"}
-                complete = complete or not event.get("more_body", False)
-                return event
 
-            await self._app({**scope, "state": dict(self._state)}, receive_soon, send)
+class _Body:
+    """The body of a request, which ends the request if it is longer than announced, or does not arrive in time.
+
+    Attributes:
+        late: whether it did not arrive in time.
+    """
+
+    def __init__(self, receive: Any) -> None:
+        self._receive, self._left, self._deadline = receive, 0, 0.0
+        self._complete = self.late = False
+
+    def begin(self, length: int) -> None:
+        """Count from now; the body is announced to have so many bytes."""
+        self._left, self._deadline = length, time.monotonic() + PATIENCE + length / SLOWEST
+
+    async def receive(self) -> Any:
+        """Return the next part; after the last one, wait for the end of the connection as long as the reply takes."""
+        if self._complete:
+            return await self._receive()
+        try:
+            event = await asyncio.wait_for(self._receive(), min(PATIENCE, self._deadline - time.monotonic()))
+        except TimeoutError:
+            self.late = True
+            return {"type": "http.disconnect"}
+        self._left -= len(event.get("body", b""))
+        self._complete = not event.get("more_body", False)
+        return event if self._left >= 0 else {"type": "http.disconnect"}
 
 
 def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes], bool]) -> bytes:

@@ -163,6 +163,64 @@ def test_a_node_has_few_requests_at_a_time(keys, monkeypatch):
     assert app.bodies == [None] * 20  # each ends, so that the next one has its turn
 
 
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ((b"transfer-encoding", b"chunked"), 400),
+        ((b"transfer-encoding", b"identity"), 400),
+        ((b"content-length", b"5"), 400),
+        ((b"content-length", b"6"), 400),
+    ],
+    ids=str,
+)
+def test_a_body_with_a_coding_or_two_lengths_is_refused(keys, more, status):
+    """A server that follows the coding does not count the length, which is checked."""
+    assert asked(keys, [*signed(keys[0]), more]) == (status, "Bad Request", False)
+
+
+def parts(*bodies, seconds=0.0):
+    """Receives a body in parts, and says after each that there is more."""
+    left = list(bodies)
+
+    async def receive():
+        await asyncio.sleep(seconds)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    return receive
+
+
+@pytest.mark.parametrize(
+    ("bodies", "received"), [((b"12", b"345"), b"12345"), ((b"12", b"3456"), None), ((b"1" * 9,), None)]
+)
+def test_a_body_that_is_longer_than_announced_ends_the_request(keys, bodies, received):
+    app = App()
+    asyncio.run(call(gate(app, keys), signed(keys[0]), receive=parts(*bodies)))
+    assert app.bodies == [received]
+
+
+def test_a_body_of_single_bytes_has_a_deadline_and_costs_its_node_a_turn(keys, monkeypatch):
+    monkeypatch.setattr(client_port, "PATIENCE", 0.1)
+    app = App()
+
+    async def slow(requests, passed):
+        bodies = [parts(*[b"1"] * 1000, seconds=0.01) for _ in range(requests)]
+        await asyncio.gather(*(call(passed, signed(keys[0]), length=1000, receive=body) for body in bodies))
+
+    async def attack():
+        passed = gate(app, keys)
+        began = time.monotonic()
+        await slow(1, passed)
+        assert time.monotonic() - began < 1
+        await slow(20, passed)
+        app.most = 0
+        await slow(3, passed)
+        assert app.most == 1  # the last turn stays
+        return await call(passed, signed(keys[0]))
+
+    assert asyncio.run(attack())[0] == 200
+    assert app.bodies == [None] * 24 + [b"12345"]
+
+
 def test_a_reply_may_take_longer_than_a_body(keys, monkeypatch):
     monkeypatch.setattr(client_port, "PATIENCE", 0.05)
     events = [{"type": "http.request", "body": b"12345"}]

@@ -3,11 +3,14 @@
 import contextlib
 import os
 import pkgutil
+import random
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -15,13 +18,14 @@ from pathlib import Path
 import flwr.proto
 import grpc
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore import date
 from kit.servers import free_port, running, until
-from kit.strangers import attack, send, send_over_grpc
+from kit.strangers import LARGE, PATH, attack, send, send_over_grpc
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
-from coterie.deploy.fleet import clock_error
+from coterie.deploy.fleet import clock_error, http_headers
 from coterie.deploy.superlink import MAX_MESSAGE
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.node import NodeConfig
@@ -171,3 +175,88 @@ def test_a_clock_that_the_superlink_rejects(pki, tmp_path, monkeypatch):
                 patched.setattr(date, "now", lambda shift=seconds: datetime.now(UTC) + timedelta(seconds=shift))
                 assert clock_error(f"localhost:{port}", *given) == error
     assert "Unsupported" not in (tmp_path / "superlink.log").read_text()
+
+
+#: Without it, the SuperLink does not receive the body.
+PROTOBUF = "Content-Type: application/protobuf"
+
+
+def malformed(rng, signed):
+    """The head of a request of a registered node whose lengths, codings and headers do not agree, and its chunks."""
+    lengths = rng.choices(
+        ["10", "0", "+10", "-1", "1e3", "", str(2**64), str(LARGE), str(MAX_MESSAGE)], k=rng.choice([0, 1, 1, 2])
+    )
+    codings = ["chunked", "\tchunked", "Chunked", "identity", "gzip, chunked", "chunked, identity"]
+    chunked = rng.random() < 0.6
+    others = [
+        "X-Folded: a\r\n b",
+        "Host: other",
+        "Expect: 100-continue",
+        "Upgrade: h2c",
+        "Connection: Upgrade",
+        "X: \x01",
+    ]
+    lines = [*(f"Content-Length: {length}" for length in lengths), *signed]
+    lines += [f"Transfer-Encoding: {rng.choice(codings)}"] if chunked else []
+    lines += rng.choices([*others, *signed], k=rng.choice([0, 0, 1]))
+    rng.shuffle(lines)
+    head = "".join(f"{line}\r\n" for line in (f"POST {PATH} HTTP/1.1", "Host: localhost", PROTOBUF, *lines)) + "\r\n"
+    part = b"%x\r\n%b\r\n" % (10**6, bytes(10**6)) if chunked else bytes(10**6)
+    return head.encode("latin-1") * rng.choice([1, 1, 1, 3]), part
+
+
+def answer_to(pki, port, head, part, megabytes):
+    """The first line of the answer to a head and a body of at most so many parts; empty without one."""
+    context = ssl.create_default_context(cafile=pki / "ca.crt")
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("localhost", port), 30) as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as secure,
+    ):
+        with contextlib.suppress(OSError):
+            secure.sendall(head)
+            for _ in range(megabytes):
+                secure.sendall(part)
+        return secure.recv(1000).partition(b"\r\n")[0].decode()
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not nodes_speak_http(), reason="nodes speak gRPC with Flower 1.39")
+def test_malformed_requests_of_a_registered_node_do_not_fill_the_memory(pki, tmp_path):
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    key = load_ssh_private_key((pki / "nodes" / "node-0.key").read_bytes(), None)
+
+    def signed():
+        timestamp = datetime.now(UTC).isoformat()
+        values = (public_key_to_bytes(key.public_key()), timestamp, sign_message(key, timestamp.encode()))
+        texts = (value if isinstance(value, str) else b64encode(value).decode() for value in values)
+        return [f"{name}: {text}" for name, text in zip(http_headers(), texts, strict=True)]
+
+    with superlink(pki, tmp_path) as (server, port, control):
+        variables = {"FLWR_HOME": str(tmp_path / "flwr")}
+        (tmp_path / "flwr" / "config.toml").write_text(
+            f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+        )
+        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
+        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+        plain = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{PROTOBUF}\r\n" + "".join(
+            f"{line}\r\n" for line in signed()
+        )
+        honest = f"{plain}Content-Length: 5\r\n\r\n".encode()
+        first = answer_to(pki, port, honest, b"12345", 1)
+        assert first
+        assert "401" not in first  # it passes the gate
+        before, largest = memory(server), 0.0
+        rng = random.Random(0)
+        for number in range(60):
+            answer = answer_to(pki, port, *malformed(rng, signed()), rng.choice([0, 1, 40, 300]))
+            largest = max(largest, memory(server))
+            assert "200" not in answer, number
+        assert largest - before < MOST
+        began = time.monotonic()
+        assert answer_to(pki, port, honest, b"12345", 1) == first
+        assert time.monotonic() - began < 2
+    assert "Traceback" not in (tmp_path / "superlink.log").read_text()
