@@ -72,9 +72,9 @@ UNKNOWN_NODE = json.dumps(
     {"code": 305, "detail": "the key of this SuperNode is not registered, or the time of its clock is wrong"}
 )
 
-# Not what strangers send, which uvicorn warns about.
+# Not what strangers send, which uvicorn warns about. Flower's configuration resets levels, and keeps filters.
 _LOGGER = logging.getLogger("uvicorn.error.fleet")
-_LOGGER.setLevel(logging.ERROR)
+_LOGGER.addFilter(lambda record: record.levelno >= logging.ERROR)
 
 Scope = MutableMapping[str, Any]
 
@@ -235,6 +235,10 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass a request on to ``app`` where a node may make it now, or refuse it."""
+        with suppress(LocalProtocolError):  # garbage followed the request, so that no answer can be sent
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Any, send: Any) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         key = b""
         try:
@@ -258,8 +262,7 @@ class Gate:
         try:
             async with self._in_all:
                 body.begin(int(headers[b"content-length"]))
-                with suppress(LocalProtocolError):  # another request came before the answer, and was none
-                    await self._app({**scope, "state": dict(self._state)}, body.receive, send)
+                await self._app({**scope, "state": dict(self._state)}, body.receive, send)
         finally:
             if body.late and self._lost[key] < OF_ONE - 1:
                 self._lost[key] += 1
