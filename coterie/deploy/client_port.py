@@ -37,9 +37,10 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore import date, log
 from flwr.supercore.address import parse_address
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from h11 import LocalProtocolError
 from starlette.concurrency import run_in_threadpool
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol, h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from coterie.deploy.fleet import http_headers
@@ -234,7 +235,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass a request on to ``app`` where a node may make it now, or refuse it."""
-        with suppress(h11.LocalProtocolError):  # garbage followed the request, so that no answer can be sent
+        with suppress(LocalProtocolError):  # garbage followed the request, so that no answer can be sent
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Any, send: Any) -> None:
