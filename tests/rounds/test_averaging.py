@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord
 from kit.toy_grids import Kept
 
 from coterie.privacy import NoPrivacy
-from coterie.strategies import Averaging, Checkpoint, FedAvg, Reseeding, StrategyError
+from coterie.strategies import Averaging, FedAvg, Reseeding, StrategyError
 from coterie.testing.toys import CLIENTS, ToyGrid
 from coterie.wire.messages import Layout, unpack_models
 
@@ -23,16 +23,9 @@ class Counting(FedAvg):
         return np.full_like(models, number)
 
 
-def go(last, resume_from=None):
+def go(last):
     seen, kept = [], Kept()
-    strategy = Counting(
-        PLAN,
-        averaging=Averaging(last),
-        evaluate_every=0,
-        registration_timeout=0.0,
-        recorder=kept,
-        resume_from=resume_from,
-    )
+    strategy = Counting(PLAN, averaging=Averaging(last), evaluate_every=0, registration_timeout=0.0, recorder=kept)
     result = strategy.start(
         ToyGrid(),
         ArrayRecord({"w": Array(np.zeros(1, np.float32))}),
@@ -50,11 +43,6 @@ def test_the_last_models_are_averaged_and_training_goes_on_from_the_last():
     assert [s.models.item() for s in states] == list(range(1, 11))
     assert [None if s.mean is None else s.mean.item() for s in states] == [None] * 6 + [7, 7.5, 8, 8.5]
     assert go(0.0)[0] == 10
-
-
-def test_a_resumed_run_averages_on():
-    state = Checkpoint(8, np.array([[8.0]], np.float32), LAYOUT, None, np.array([[7.5]], np.float32))
-    assert go(0.4, state)[0] == 8.5
 
 
 @pytest.mark.parametrize(

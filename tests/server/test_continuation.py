@@ -9,11 +9,10 @@ from kit.commands import tree
 from kit.run_folders import model, privacy, run_in
 
 from coterie.client.handlers import HANDLERS
-from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Event, epsilon, read_ledger
 from coterie.privacy.certificate import certificate, total
 from coterie.privacy.check import check
-from coterie.server import FolderError, RunConfig, RunError, RunFolder, run
+from coterie.server import FolderError, RunConfig, RunError, RunFolder
 from coterie.wire.messages import TRAIN
 
 BASE = {
@@ -51,17 +50,6 @@ def test_further_rounds_keep_the_step_size(tmp_path):
     execute(tmp_path / "run", rounds=5)
     last = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert (run["rounds"], last["charges"], last["public_inputs"]["server-lr"]) == (2, 5, first)
-
-
-@pytest.mark.parametrize("settings", [PUBLIC, {**PRIVATE, "seed": 3, "server-lr": 1.5}], ids=["none", "client"])
-def test_more_rounds_give_the_models_of_a_run_with_as_many(tmp_path, settings):
-    execute(tmp_path / "whole", {**settings, "rounds": 5})
-    execute(tmp_path / "run", settings)
-    outcome = execute(tmp_path / "run", rounds=5)
-    assert (outcome["rounds"], outcome["charges"]) == (5, 5)
-    np.testing.assert_equal(model(tmp_path / "run"), model(tmp_path / "whole"))
-    assert setting(tmp_path / "run", "rounds") == 5
-    assert execute(tmp_path / "run")["rounds"] == 5  # a resume of what is finished changes nothing
 
 
 @pytest.mark.parametrize("settings", [PUBLIC, BASE], ids=["none", "client"])
@@ -192,26 +180,6 @@ def test_a_budget_and_the_noise_never_change(tmp_path, change):
     execute(tmp_path / "run", PRIVATE)
     with pytest.raises(FolderError, match="cannot change on resume"):
         RunFolder.resume(tmp_path / "run", {"rounds": 4, **change})
-
-
-def test_further_rounds_survive_a_crash(tmp_path):
-    path = tmp_path / "run"
-    execute(path, PRIVATE)
-    folder = RunFolder.resume(path, {"rounds": 4})
-    folder.checkpoint = lambda state, line: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        run(folder, LocalGrid(20))
-    folder.close()
-    outcome = execute(path)
-    assert (outcome["rounds"], outcome["charges"]) == (4, 5)  # the round that crashed is charged twice
-    assert privacy(path)["rounds"] == 4
-
-
-def test_a_crash_before_the_first_further_charge_loses_no_round(tmp_path):
-    path = tmp_path / "run"
-    execute(path, PRIVATE)
-    RunFolder.resume(path, {"rounds": 4}).close()
-    assert execute(path)["rounds"] == 4
 
 
 def test_a_run_whose_clients_all_failed_succeeds_with_more_rounds(tmp_path, monkeypatch):

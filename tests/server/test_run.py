@@ -1,7 +1,6 @@
 """Whole runs in process: what they leave behind, and that they survive bad replies and interruptions."""
 
 import json
-import shutil
 from functools import cache
 from itertools import pairwise
 
@@ -417,26 +416,6 @@ def test_an_interrupted_run_resumes_to_the_very_same_models_and_its_time_goes_on
     assert lines(path, "diagnostics.jsonl") == lines(uncut, "diagnostics.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("end", "cut"), [(KeyboardInterrupt, interrupt(2)), (OSError, power_cut(2))], ids=["a round ends", "before it does"]
-)
-def test_clients_alone_resume_to_the_very_same_networks(tmp_path, end, cut):
-    settings = {"strategy": "local", "seed": 7, "clients": 6, "rounds": 3, "samples-per-client": 20, "model": "linear"}
-    whole = execute(tmp_path / "whole", settings)
-    with pytest.raises(end):
-        execute(tmp_path / "cut", settings, prepare=cut)
-    outcome = execute(tmp_path / "cut", None)
-    assert (outcome["rounds"], outcome["diagnostics"]) == (3, whole["diagnostics"])
-    ours, theirs = (
-        {file.name: load_file(file)["own"] for file in (tmp_path / run / "clients").iterdir()}
-        for run in ("cut", "whole")
-    )
-    assert len(theirs) == 6
-    for name, network in theirs.items():
-        np.testing.assert_array_equal(ours[name], network)
-    assert load_file(tmp_path / "cut" / "models" / "cluster-0.safetensors") == {}
-
-
 @pytest.mark.parametrize("round", [1, 4])
 def test_a_charge_that_a_crash_wasted_is_made_up_for_by_noise(tmp_path, round):
     path = tmp_path / "run"
@@ -474,35 +453,3 @@ def test_a_seeded_run_draws_fresh_noise_after_a_crash(tmp_path):
     cut, whole = (lines(p, "metrics.jsonl") for p in (path, tmp_path / "whole"))
     assert cut[0]["histogram"] == whole[0]["histogram"]
     assert cut[1]["histogram"] != whole[1]["histogram"]
-
-
-def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(finished, tmp_path):
-    uncut, _ = finished(SEEDED)
-    path = tmp_path / "cut"
-
-    def die(folder):
-        keep = folder.checkpoint
-
-        def checkpoint(state, line):
-            keep(state, line)
-            if state.round == 2:
-                raise KeyboardInterrupt
-
-        folder.checkpoint = checkpoint
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(path, SEEDED, prepare=die)
-    assert len(lines(path, "metrics.jsonl")) == 1
-    outcome = execute(path, None)
-    assert (outcome["rounds"], outcome["charges"]) == (2, 2)
-    assert outcome["diagnostics"] == json.loads((uncut / "diagnostics.json").read_text())
-    assert lines(path, "diagnostics.jsonl") == lines(uncut, "diagnostics.jsonl")
-
-
-def test_a_finished_run_resumes_to_the_same_result_without_a_charge(finished, tmp_path):
-    before, first = finished(SETTINGS)
-    path = shutil.copytree(before, tmp_path / "run")
-    again = execute(path, None)
-    changes = {"seconds_total": 0, "peak_rss_mb": 0, "out": ""}
-    assert {**again, **changes} == {**first, **changes}
-    assert len(lines(path, "ledger.jsonl")) == 2

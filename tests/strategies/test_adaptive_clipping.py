@@ -95,17 +95,6 @@ def test_a_run_clips_by_the_norm_of_the_round_before(kind):
     assert strategy.plan.clip_norm == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_resumed_run_continues_with_the_adapted_norm():
-    plan, recorder = adaptive(rounds=6, noise=1e-6), Kept()
-    start(Stub(), plan, rounds=3, recorder=recorder)
-    again = Kept()
-    start(Stub(), plan, rounds=6, recorder=again, resume_from=recorder.states[-1])
-    whole = Kept()
-    start(Stub(), plan, rounds=6, recorder=whole)
-    found = [line["clip_norm"] for line in (*recorder.lines, *again.lines)]
-    assert found == pytest.approx([line["clip_norm"] for line in whole.lines], rel=1e-3)
-
-
 def test_sums_of_workers_count_as_replies_do():
     plan = adaptive(noise=1e-6, clip_factor=0.5)
     rows = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)

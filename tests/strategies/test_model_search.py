@@ -11,7 +11,7 @@ from test_toy import APART, plan, train
 
 from coterie.privacy import Joint, Streams
 from coterie.server import ConfigError, RunConfig
-from coterie.strategies import IFCA, Averaging, Checkpoint, StrategyError
+from coterie.strategies import IFCA, Averaging, StrategyError
 from coterie.strategies import model_search as search
 from coterie.strategies.model_search import Found
 
@@ -133,21 +133,6 @@ def test_the_event_of_a_round_does_not_depend_on_the_number_of_clusters():
         resized = replace(numbers, num_clusters=k)
         assert resized.event() == numbers.event()
         assert resized.noise_multiplier_updates == numbers.noise_multiplier_updates
-
-
-def test_a_resumed_search_equals_an_uninterrupted_one():
-    recorder = Kept()
-    numbers = plan("none", 4, rounds=40)
-    start = np.stack([9 * UP, 8 * UP, -8 * UP, 0 * UP])
-    options = {"clusters": 0, "evaluate_every": 0, "rounds": 40}
-    whole = train(IFCA, numbers, start, recorder=recorder, **options)[0]
-    middle = recorder.states[8]  # of round 9, within a window, after models were removed
-    assert isinstance(middle, Checkpoint)
-    ledger = numbers.ledger()
-    for number in range(1, 10):
-        ledger.charge_round(number, numbers.event())
-    rest = train(IFCA, numbers, start, resume_from=middle, ledger=ledger, **options)[0]
-    np.testing.assert_array_equal(rest, whole)
 
 
 @pytest.mark.parametrize(

@@ -192,40 +192,6 @@ def test_another_shape_starts_anew():
     np.testing.assert_array_equal(step, ADAM({}, MEANS[0, :1], EXACT, 0.1, 0)[0])
 
 
-PRIVATE = {
-    "strategy": "ifca",
-    "clients": 20,
-    "clusters": 2,
-    "rounds": 5,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "evaluate": "off",
-    "noise-multiplier": 1.0,
-    "epsilon": 1000,
-    "reseed-every": 1,
-    "seed": 3,
-}
-
-
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-@pytest.mark.parametrize("changes", [{}, {"strategy": "fedcam"}, {"mechanism": "banded", "sampling-rate": 0.5}])
-def test_a_resumed_run_is_one_that_never_stopped(tmp_path, name, changes):
-    settings = {**PRIVATE, "server-optimizer": name, **changes}
-    run_in(RunFolder.create(tmp_path / "whole", RunConfig(settings)))
-    run_in(RunFolder.create(tmp_path / "run", RunConfig({**settings, "stop-after": 2})))
-    run_in(RunFolder.resume(tmp_path / "run", {"stop-after": 0}))
-    if "mechanism" in changes:  # its noise restarts
-        assert set(model(tmp_path / "run")) == set(model(tmp_path / "whole"))
-        return
-    for cluster in range(2):
-        resumed, whole = (model(tmp_path / part, f"models/cluster-{cluster}") for part in ("run", "whole"))
-        np.testing.assert_equal(resumed, whole)
-    plain = tmp_path / "plain"
-    run_in(RunFolder.create(plain, RunConfig({**settings, "server-optimizer": "sgd"})))
-    assert any(not np.allclose(values, model(plain)[key]) for key, values in model(tmp_path / "whole").items())
-
-
 @pytest.mark.parametrize(
     "settings",
     [
