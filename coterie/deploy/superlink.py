@@ -21,6 +21,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
+from coterie.deploy.restarting import restart_superexec
 from coterie.files import PRIVATE
 from coterie.flower import check
 from coterie.flower.transport import nodes_speak_http
@@ -76,6 +77,8 @@ def serve(flags: Sequence[str]) -> None:
             with suppress(OSError):
                 os.chmod(value + suffix, PRIVATE)
     wait_for_locks()
+    check("deploy.restarting")
+    restart_superexec(import_module("flwr.superlink.cli.flower_superlink"))
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
         flower_superlink()

@@ -18,7 +18,6 @@ import hashlib
 import math
 import shutil
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -40,6 +39,7 @@ from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
+from coterie.deploy.restarting import restart_superexec
 from coterie.flower import backoff, check
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.errors import DeployError
@@ -118,13 +118,8 @@ def forget_installed(expected: str) -> None:
 
 
 def shorten_start() -> None:
-    """Have Flower start :mod:`coterie.deploy.superexec` where it starts the program flower-superexec."""
-
-    def popen(command: list[str]) -> subprocess.Popen[bytes]:
-        program, *flags = command
-        return subprocess.Popen([*SUPEREXEC, *flags] if program == "flower-superexec" else command)
-
-    vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
+    """Have Flower start :mod:`coterie.deploy.superexec` where it starts flower-superexec, and again when it ends."""
+    restart_superexec(flower, lambda words: [*SUPEREXEC, *words[1:]] if words[0] == "flower-superexec" else words)
 
 
 def shorten_waits() -> None:

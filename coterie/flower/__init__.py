@@ -108,6 +108,12 @@ PRIVATE = (
         "deploy.supernode",
         "starts Coterie's SuperExec, which imports PyTorch once",
     ),
+    PrivatePart(
+        "flwr.superlink.cli.flower_superlink.subprocess.Popen",
+        (),
+        "deploy.restarting",
+        "starts the SuperExec of a server again when it ends",
+    ),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "deploy.supernode", _WAKE),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "deploy.supernode", _WAKE),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_object", (), "deploy.supernode", _WAKE),
