@@ -219,6 +219,43 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
     assert {path.suffix for path in others} <= {".crt", ".pub", ".json"}, others
 
 
+def superexecs_of(folder):
+    """Ids of the SuperExecs of a trial, without what they fork, by what started them: client-I or server."""
+    words = {number: Path(f"/proc/{number}/cmdline").read_text().split("\0") for number in processes_of(folder)}
+    programs = {
+        n for n, parts in words.items() if any(p.endswith(("deploy.superexec", "flower-superexec")) for p in parts)
+    }
+    found = {}
+    for number in programs:
+        parent = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        if parent in words.keys() - programs:
+            client = re.search(r"client-id=(\d+)", " ".join(words[parent]))
+            found[f"client-{client[1]}" if client else "server"] = number
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_superexec_is_named_and_started_again(tmp_path):
+    """Of a client, and of the server: the run has all its rounds, and each is charged once."""
+    folder = tmp_path / "trial"
+    process, log = start(folder, "--clients", 2, "--set", "rounds=8", "--epsilon", 20, "--delta", 1e-4)
+    ended = "the SuperExec ended (signal SIGKILL) and is started again"
+    try:
+        for number, name, logged in ((2, "client-0", "client-0"), (4, "server", "superlink")):
+            until(lambda: f"round {number} of 8" in log.read_text(), process, log, 150)  # noqa: B023
+            os.kill(superexecs_of(folder)[name], signal.SIGKILL)
+            until(lambda: ended in (folder / "logs" / f"{logged}.log").read_text(), process, log, 10)  # noqa: B023
+        until(lambda: DONE in log.read_text(), process, log, 200)
+    finally:
+        process.terminate()
+        process.wait(60)
+    (run,) = (folder / "runs").glob("*/")
+    assert [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [*range(1, 9)]
+    for client in range(2):
+        charges = read_ledger(folder / "data" / f"client-{client}" / ".coterie-budget.jsonl")[1]
+        assert sorted(charge["round"] for charge in charges) == [*range(1, 9)]
+
+
 def memory_of(process):
     """The contents of the memory of a process of this user that are its own, without pages of zeros."""
     areas = re.findall(

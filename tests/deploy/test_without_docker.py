@@ -38,8 +38,9 @@ def test_every_command_in_order(checkout, tmp_path):
     words = {"fl.example.org": "localhost", "OUT": str(tmp_path / "out"), "SCHEMA": str(schema)}
     words |= {**{k: str(v) for k, v in ports.items()}}
     variables = {
-        "FLWR_HOME": str(checkout / "flwr"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "HOME": str(tmp_path),
+        "FLWR_HOME": str(tmp_path / ".flwr-coterie"),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "",  # as in a new shell: nothing is installed all the same
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
     printed, ended = [], os.environ | variables
@@ -58,6 +59,9 @@ def test_every_command_in_order(checkout, tmp_path):
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             printed.append(done.stdout + done.stderr)
+        again = ["flwr", "run", ".", "fl", "--run-config", "run.toml"]  # what the first run left is no part of the app
+        done = subprocess.run(again, cwd=checkout, env=ended, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out" / "report.html").exists()
     assert [line["replies"] for line in lines(tmp_path / "out" / "metrics.jsonl")] == [
         {"asked": 2, "accepted": 2, "dropped": {}}
