@@ -21,7 +21,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
-from coterie.deploy.restarting import restart_superexec
+from coterie.deploy.superexec_watch import watch_superexec
 from coterie.files import PRIVATE
 from coterie.flower import check
 from coterie.flower.transport import nodes_speak_http
@@ -80,8 +80,8 @@ def serve(flags: Sequence[str]) -> None:
     wait_for_locks()
     if not os.environ.get(_INSTALLS_NOTHING):  # else Flower installs the dependencies of an app, without hashes
         os.environ[_INSTALLS_NOTHING] = "1"
-    check("deploy.restarting")
-    restart_superexec(import_module("flwr.superlink.cli.flower_superlink"))
+    check("deploy.superexec_watch")
+    watch_superexec(import_module("flwr.superlink.cli.flower_superlink"))
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
         flower_superlink()

@@ -39,7 +39,7 @@ from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
-from coterie.deploy.restarting import restart_superexec
+from coterie.deploy.superexec_watch import watch_superexec
 from coterie.flower import backoff, check
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.errors import DeployError
@@ -118,8 +118,12 @@ def forget_installed(expected: str) -> None:
 
 
 def shorten_start() -> None:
-    """Have Flower start :mod:`coterie.deploy.superexec` where it starts flower-superexec, and again when it ends."""
-    restart_superexec(flower, lambda words: [*SUPEREXEC, *words[1:]] if words[0] == "flower-superexec" else words)
+    """Have Flower start :mod:`coterie.deploy.superexec` where it starts flower-superexec, and end with it."""
+
+    def command(words: Sequence[str]) -> Sequence[str]:
+        return [*SUPEREXEC, *words[1:]] if words[0] == "flower-superexec" else words
+
+    watch_superexec(flower, most_ends=1, command=command)
 
 
 def shorten_waits() -> None:

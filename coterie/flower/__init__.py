@@ -111,8 +111,8 @@ PRIVATE = (
     PrivatePart(
         "flwr.superlink.cli.flower_superlink.subprocess.Popen",
         (),
-        "deploy.restarting",
-        "starts the SuperExec of a server again when it ends",
+        "deploy.superexec_watch",
+        "notices the end of the SuperExec of a server",
     ),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "deploy.supernode", _WAKE),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "deploy.supernode", _WAKE),

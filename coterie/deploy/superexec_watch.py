@@ -1,7 +1,8 @@
-"""A SuperExec that is started again when it ends.
+"""A SuperExec whose end is noticed.
 
-Flower starts one beside a SuperLink or a SuperNode, and does not look at it again: without it, a node stays online and
-answers nothing, and a run stays pending.
+Flower starts one beside a SuperLink or a SuperNode, and does not look at it again: without it, a run stays pending, and
+a node stays online and answers nothing. That of a SuperLink is started again. A SuperNode ends with its own: it would
+wait for ever for the reply to the message that was handled then; started again, it takes the message once more.
 """
 
 from __future__ import annotations
@@ -21,42 +22,46 @@ from typing import Any
 
 from flwr.supercore import log
 
-#: Seconds between the end of a SuperExec and its next start; if its parent ends meanwhile, it is not started again.
+#: Seconds between the end of a SuperExec and what follows; nothing follows if its parent ends meanwhile.
 PAUSE = 2.0
-#: A parent ends when its SuperExec has ended so often within so many seconds.
+#: A SuperLink ends when its SuperExec has ended so often within so many seconds.
 MOST_ENDS, WITHIN = 5, 60.0
 
 
-def restart_superexec(module: Any, command: Callable[[Sequence[str]], Sequence[str]] = list) -> None:
-    """Have a module of Flower start its SuperExec again when it ends.
+def watch_superexec(
+    module: Any, most_ends: int = MOST_ENDS, command: Callable[[Sequence[str]], Sequence[str]] = list
+) -> None:
+    """Have a module of Flower notice the end of its SuperExec, and start it again.
 
     Args:
         module: Module that calls ``subprocess.Popen``.
+        most_ends: Number of ends within a minute with which this process ends, too, with status 1.
         command: The words of the SuperExec in place of those of Flower.
     """
 
-    def start(words: Sequence[str], **options: Any) -> RestartedProcess:
-        return RestartedProcess(command(words), **options)
+    def start(words: Sequence[str], **options: Any) -> WatchedProcess:
+        return WatchedProcess(command(words), most_ends, **options)
 
     vars(module)["subprocess"] = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
 
 
-class RestartedProcess:
+class WatchedProcess:
     """A process that is started again when it ends, until it is terminated or this process is asked to end.
 
     Args:
         command: Its words.
+        most_ends: See :func:`watch_superexec`.
         options: Those of :class:`subprocess.Popen`.
     """
 
-    def __init__(self, command: Sequence[str], **options: Any) -> None:
-        self._command, self._options = command, options
+    def __init__(self, command: Sequence[str], most_ends: int, **options: Any) -> None:
+        self._command, self._most_ends, self._options = command, most_ends, options
         self._ending = threading.Event()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._end_with(number)
         self._process = subprocess.Popen(command, **options)
-        threading.Thread(target=self._restart, name="superexec", daemon=True).start()
+        threading.Thread(target=self._watch, name="superexec", daemon=True).start()
 
     def terminate(self) -> None:
         """Ask it to end, for good."""
@@ -83,18 +88,18 @@ class RestartedProcess:
 
             signal.signal(number, end)
 
-    def _restart(self) -> None:
-        ends: deque[float] = deque(maxlen=MOST_ENDS)
+    def _watch(self) -> None:
+        ends: deque[float] = deque(maxlen=self._most_ends)
         while True:
-            status = self._process.wait()
+            how = _how(self._process.wait())
             if self._ending.wait(PAUSE):
                 return
             ends.append(time.monotonic())
-            log(ERROR, "the SuperExec ended (%s) and is started again", _how(status))
-            if len(ends) == MOST_ENDS and ends[-1] - ends[0] < WITHIN:
-                log(ERROR, "the SuperExec ended %s times within %g s: see the lines above", MOST_ENDS, WITHIN)
+            if len(ends) == self._most_ends and ends[-1] - ends[0] < WITHIN:
+                log(ERROR, "the SuperExec ended (%s), and so does this process", how)
                 logging.shutdown()
                 os._exit(1)
+            log(ERROR, "the SuperExec ended (%s) and is started again", how)
             self._process = subprocess.Popen(self._command, **self._options)
 
 

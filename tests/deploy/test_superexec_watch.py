@@ -1,4 +1,4 @@
-"""A SuperExec that ends is started again, and one that ends again and again ends its parent."""
+"""A SuperExec that ends is started again, or ends its parent."""
 
 import os
 import signal
@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 from kit.servers import until
 
-from coterie.deploy import restarting
+from coterie.deploy import superexec_watch
 
 #: Starts a process that writes its id to a file, and waits for it.
 PARENT = """
 import sys, time
 from types import SimpleNamespace
-from coterie.deploy import restarting
-restarting.PAUSE = 0.05
+from coterie.deploy import superexec_watch
+superexec_watch.PAUSE = 0.05
 flower = SimpleNamespace()
-restarting.restart_superexec(flower, lambda words: [sys.executable, "-c", *words])
+superexec_watch.watch_superexec(flower, int(sys.argv[3]), lambda words: [sys.executable, "-c", *words])
 process = flower.subprocess.Popen([sys.argv[1], sys.argv[2]])
 time.sleep(60)
 """
@@ -33,9 +33,9 @@ def parent(tmp_path):
     def ids():
         return list(map(int, (tmp_path / "ids").read_text().split())) if (tmp_path / "ids").exists() else []
 
-    def start(code):
+    def start(code, most_ends=superexec_watch.MOST_ENDS):
         with (tmp_path / "log").open("w") as log:
-            command = [sys.executable, "-c", PARENT, code, tmp_path / "ids"]
+            command = [sys.executable, "-c", PARENT, code, tmp_path / "ids", str(most_ends)]
             started.append(subprocess.Popen(command, stdout=log, stderr=log))
         return started[-1], ids
 
@@ -57,20 +57,21 @@ def test_a_killed_process_is_started_again_and_named(parent, tmp_path, number):
     os.kill(ids()[2], signal.SIGKILL)
 
 
+@pytest.mark.parametrize("most_ends", [1, 5])
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_process_that_always_ends_ends_its_parent(parent, tmp_path, status):
-    process, _ = parent(f"raise SystemExit({status})")
+def test_a_process_that_always_ends_ends_its_parent(parent, tmp_path, status, most_ends):
+    process, _ = parent(f"raise SystemExit({status})", most_ends)
     assert process.wait(30) == 1
     log = (tmp_path / "log").read_text()
-    assert log.count(f"the SuperExec ended (status {status})") == restarting.MOST_ENDS
-    assert "ended 5 times within 60 s" in log
+    assert log.count(f"the SuperExec ended (status {status}) and is started again") == most_ends - 1
+    assert f"the SuperExec ended (status {status}), and so does this process" in log
 
 
 @pytest.mark.parametrize("end", ["terminate", "kill"])
 def test_a_process_that_is_to_end_stays_ended(monkeypatch, tmp_path, end):
-    monkeypatch.setattr(restarting, "PAUSE", 0.05)
+    monkeypatch.setattr(superexec_watch, "PAUSE", 0.05)
     flower = SimpleNamespace()
-    restarting.restart_superexec(flower)
+    superexec_watch.watch_superexec(flower)
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
         process = flower.subprocess.Popen([sys.executable, "-c", LIVES, tmp_path / "ids"])
