@@ -111,7 +111,7 @@ SCORES = {"evaluate": "private", "score-share": 0.1}
 EVALUATED = {
     "ifca": {},
     "fedcam": {"strategy": "fedcam"},
-    "fedper": {"strategy": "fedper", "clusters": 1},
+    "fedper": {"strategy": "fedper", "clusters": 1, "model": "mlp-32"},
     "fesem": {"strategy": "fesem"},
     "two slots": {"sampling-rate": 0.5, "clients": 24},
     "every round": {"evaluate-every": 1},
