@@ -39,8 +39,8 @@ def watch_superexec(
         command: The words of the SuperExec in place of those of Flower.
     """
 
-    def start(words: Sequence[str], **options: Any) -> WatchedProcess:
-        return WatchedProcess(command(words), most_ends, **options)
+    def start(words: Sequence[str], start_new_session: bool = False) -> WatchedProcess:
+        return WatchedProcess(command(words), most_ends, start_new_session)
 
     vars(module)["subprocess"] = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
 
@@ -51,16 +51,16 @@ class WatchedProcess:
     Args:
         command: Its words.
         most_ends: See :func:`watch_superexec`.
-        options: Those of :class:`subprocess.Popen`.
+        start_new_session: Whether signals to this process's group do not reach it.
     """
 
-    def __init__(self, command: Sequence[str], most_ends: int, **options: Any) -> None:
-        self._command, self._most_ends, self._options = command, most_ends, options
+    def __init__(self, command: Sequence[str], most_ends: int, start_new_session: bool = False) -> None:
+        self._command, self._most_ends, self._new_session = command, most_ends, start_new_session
         self._ending = threading.Event()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._end_with(number)
-        self._process = subprocess.Popen(command, **options)
+        self._process = self._start()
         threading.Thread(target=self._watch, name="superexec", daemon=True).start()
 
     def terminate(self) -> None:
@@ -76,6 +76,9 @@ class WatchedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process that runs now; return its status."""
         return self._process.wait(timeout)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, start_new_session=self._new_session)
 
     def _end_with(self, number: int) -> None:
         """Let a signal that this process has a handler for end the restarts, too."""
@@ -100,7 +103,7 @@ class WatchedProcess:
                 logging.shutdown()
                 os._exit(1)
             log(ERROR, "the SuperExec ended (%s) and is started again", how)
-            self._process = subprocess.Popen(self._command, **self._options)
+            self._process = self._start()
 
 
 def _how(status: int) -> str:

@@ -118,7 +118,7 @@ def forget_installed(expected: str) -> None:
 
 
 def shorten_start() -> None:
-    """Have Flower start :mod:`coterie.deploy.superexec` where it starts flower-superexec, and end with it."""
+    """Have Flower's subprocess be :mod:`coterie.deploy.superexec` instead of flower-superexec, and end with it."""
 
     def command(words: Sequence[str]) -> Sequence[str]:
         return [*SUPEREXEC, *words[1:]] if words[0] == "flower-superexec" else words

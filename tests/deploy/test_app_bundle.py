@@ -207,12 +207,15 @@ def flower(monkeypatch):
 
 
 def test_the_superexec_that_is_started(flower, monkeypatch):
-    started = []
-    monkeypatch.setattr(subprocess, "Popen", started.append)
+    watched = {}
+    monkeypatch.setattr(
+        supernode, "watch_superexec", lambda module, **options: watched.update(module=module, **options)
+    )
     supernode.shorten_start()
-    flower.subprocess.Popen(["flower-superexec", "--insecure"])
-    flower.subprocess.Popen(["other", "--insecure"])
-    assert started == [[sys.executable, "-P", "-m", "coterie.deploy.superexec", "--insecure"], ["other", "--insecure"]]
+    assert (watched["module"], watched["most_ends"]) == (flower, 1)  # a SuperNode ends with its SuperExec
+    started = [sys.executable, "-P", "-m", "coterie.deploy.superexec", "--insecure"]
+    assert watched["command"](["flower-superexec", "--insecure"]) == started
+    assert watched["command"](["other", "--insecure"]) == ["other", "--insecure"]
 
 
 def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
