@@ -101,7 +101,7 @@ _EXPECTED = {
 
 def main() -> None:
     """Run the command; every expected failure is one error message and a non-zero exit status."""
-    home = os.path.expanduser("~")  # which a shell puts in place of ~ at the beginning of a word alone
+    home = os.path.expanduser("~")  # a shell replaces ~ only at the beginning of a word
     sys.argv[1:] = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\g<1>{home}", word) for word in sys.argv[1:]]
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
     for word in (*sys.argv[2:3], *(option.partition("=")[0] for option in sys.argv[3:] if option.startswith("--"))):

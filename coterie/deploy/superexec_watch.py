@@ -36,7 +36,7 @@ def watch_superexec(
     Args:
         module: Module that calls ``subprocess.Popen``.
         most_ends: Number of ends within a minute with which this process ends, too, with status 1.
-        command: The words of the SuperExec in place of those of Flower.
+        command: Returns the command line to run, given that of Flower.
     """
 
     def start(words: Sequence[str], start_new_session: bool = False) -> WatchedProcess:

@@ -105,7 +105,7 @@ class Setting(Kind):  # large: one field per property of a setting
         return self._expanded(parsed) if self.path else parsed
 
     def _expanded(self, path: str) -> str:
-        """Return a path with the home folder in place of ``~``, which no shell replaces in a file or after ``--out=``.
+        """Return a path with ``~`` replaced by the home folder: no shell does that in a file or after ``--out=``.
 
         Variables are refused instead: whoever submits a run could read the environment of the server.
         """

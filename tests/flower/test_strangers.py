@@ -68,6 +68,15 @@ def superlink(pki, tmp_path, *flags, **variables):
         yield server, fleet, control
 
 
+def register(pki, tmp_path, control, **variables):
+    """Register node 0 with the SuperLink that has this Control API."""
+    (tmp_path / "flwr" / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+    )
+    command = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
+    subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+
+
 def checked(pki, port, key, **certificate):
     """What `coterie client --check` says of the SuperLink."""
     node = NodeConfig(client_id=0, data=str(pki))
@@ -99,11 +108,7 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
             assert "requires a certificate of this client" in checked(pki, port, tmp_path / "mine.key")
             assert "rejects the certificate" in checked(pki, port, tmp_path / "mine.key", **rejected)
         variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-        (tmp_path / "flwr" / "config.toml").write_text(
-            f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-        )
-        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
-        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+        register(pki, tmp_path, control, **variables)
         log, node = tmp_path / "node.log", pki / "nodes" / "node-0"
         command = [sys.executable, "-P", "-m", "coterie.deploy.supernode", "--superlink", f"localhost:{port}"]
         command += ["--certificate", node.with_suffix(".crt"), "--certificate-key", node.with_suffix(".tls.key")]
@@ -230,12 +235,7 @@ def test_malformed_requests_of_a_registered_node_do_not_fill_the_memory(pki, tmp
         return [f"{name}: {text}" for name, text in zip(http_headers(), texts, strict=True)]
 
     with superlink(pki, tmp_path) as (server, port, control):
-        variables = {"FLWR_HOME": str(tmp_path / "flwr")}
-        (tmp_path / "flwr" / "config.toml").write_text(
-            f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-        )
-        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
-        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+        register(pki, tmp_path, control, FLWR_HOME=str(tmp_path / "flwr"))
         plain = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{PROTOBUF}\r\n" + "".join(
             f"{line}\r\n" for line in signed()
         )

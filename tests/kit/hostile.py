@@ -37,7 +37,7 @@ Random = random.Random
 
 @dataclass(frozen=True)
 class Delivery:
-    """What arrives in place of a reply.
+    """What arrives instead of a reply.
 
     Attributes:
         content: of the reply, or an error.

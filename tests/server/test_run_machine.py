@@ -18,12 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from hypothesis.strategies import booleans, integers
-from kit.run_folders import privacy
+from kit.run_folders import privacy, run_in
 from safetensors.numpy import load_file
 
-from coterie.engine.in_process import LocalGrid
 from coterie.privacy import read_ledger
-from coterie.server import RunConfig, RunFolder, run
+from coterie.server import RunConfig, RunFolder
 
 COMMON = {
     "clients": 6,
@@ -72,13 +71,6 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def execute(folder):
-    try:
-        return run(folder, LocalGrid(folder.config["clients"]))
-    finally:
-        folder.close()
-
-
 def models(path):
     """Parameters of all models and of all clients' own networks, by file."""
     files = sorted([*(path / "models").iterdir(), *(path / "clients").glob("*.safetensors")])
@@ -90,7 +82,7 @@ def uninterrupted(kind, rounds):
     """Models, metrics and exact scores of a run that nothing happens to."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        execute(RunFolder.create(path, RunConfig({**COMMON, **KINDS[kind], "rounds": rounds})))
+        run_in(RunFolder.create(path, RunConfig({**COMMON, **KINDS[kind], "rounds": rounds})))
         return models(path), rows(path, "metrics.jsonl"), rows(path, "diagnostics.jsonl")
 
 
@@ -128,7 +120,7 @@ class Run(RuleBasedStateMachine):
         try:
             folder = self.open(**changes)
             prepare(folder)
-            outcome = execute(folder)
+            outcome = run_in(folder)
         except Killed:
             outcome = None
         self.check_ledger()
