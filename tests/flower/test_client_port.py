@@ -6,9 +6,9 @@ import socket
 import ssl
 import time
 from base64 import b64encode
-from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.strangers import signed_headers
 
 from coterie.deploy.certificates import create
 from coterie.flower.transport import nodes_speak_http
@@ -17,7 +17,7 @@ from tests.flower.test_strangers import superlink
 pytestmark = pytest.mark.skipif(not nodes_speak_http(), reason="nodes speak gRPC with Flower 1.39")
 if nodes_speak_http():
     from flwr.supercore.error import FlowerError
-    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
     from coterie.deploy import client_port
     from coterie.deploy.client_port import MAX_MESSAGE, Gate
@@ -27,13 +27,7 @@ PATH = "/v1/fleet/push-messages"
 
 def signed(key, shift=0.0, **replaced):
     """Headers of a node with a key, signed at a shifted time."""
-    timestamp = (datetime.now(UTC) + timedelta(seconds=shift)).isoformat()
-    signature = sign_message(key, timestamp.encode())
-    headers = {
-        "flwr-public-key": b64encode(public_key_to_bytes(key.public_key())).decode(),
-        "flwr-timestamp": timestamp,
-        "flwr-signature": b64encode(signature).decode(),
-    } | replaced
+    headers = signed_headers(key, shift) | replaced
     return [(name.encode(), value.encode()) for name, value in headers.items() if value is not None]
 
 

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import time
-from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -22,11 +21,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore import date
 from kit.servers import free_port, running, until
-from kit.strangers import LARGE, PATH, attack, send, send_over_grpc
+from kit.strangers import LARGE, PATH, attack, send, send_over_grpc, signed_headers
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
-from coterie.deploy.fleet import clock_error, http_headers
+from coterie.deploy.fleet import clock_error
 from coterie.deploy.superlink import MAX_MESSAGE
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.node import NodeConfig
@@ -224,15 +223,10 @@ def answer_to(pki, port, head, part, megabytes):
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not nodes_speak_http(), reason="nodes speak gRPC with Flower 1.39")
 def test_malformed_requests_of_a_registered_node_do_not_fill_the_memory(pki, tmp_path):
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-
     key = load_ssh_private_key((pki / "nodes" / "node-0.key").read_bytes(), None)
 
     def signed():
-        timestamp = datetime.now(UTC).isoformat()
-        values = (public_key_to_bytes(key.public_key()), timestamp, sign_message(key, timestamp.encode()))
-        texts = (value if isinstance(value, str) else b64encode(value).decode() for value in values)
-        return [f"{name}: {text}" for name, text in zip(http_headers(), texts, strict=True)]
+        return [f"{name}: {text}" for name, text in signed_headers(key).items()]
 
     with superlink(pki, tmp_path) as (server, port, control):
         register(pki, tmp_path, control, FLWR_HOME=str(tmp_path / "flwr"))

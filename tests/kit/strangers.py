@@ -5,9 +5,12 @@ import os
 import resource
 import socket
 import ssl
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
 
 import grpc
 
+from coterie.deploy.fleet import http_headers
 from coterie.flower.transport import nodes_speak_http
 
 CALL = "/flwr.proto.Fleet/PushMessages"
@@ -22,6 +25,16 @@ STATUS = {
     "413": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 LARGE = 300 * 10**6
+
+
+def signed_headers(key, shift=0.0):
+    """Headers by which the node with a key authenticates a request over HTTP, signed at a shifted time."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    timestamp = (datetime.now(UTC) + timedelta(seconds=shift)).isoformat()
+    values = (public_key_to_bytes(key.public_key()), timestamp, sign_message(key, timestamp.encode()))
+    texts = (value if isinstance(value, str) else b64encode(value).decode() for value in values)
+    return dict(zip(http_headers(), texts, strict=True))
 
 
 def send(pki, port, size, node=None):
