@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from coterie.deploy.certificates import create
-from coterie.deploy.edge import Edge, command, environment
+from coterie.deploy.edge import Edge, command
 from coterie.server.config import combined
 from coterie.site.node import NodeConfig
 
@@ -216,11 +216,7 @@ class Federation:
             port=self._ports[i],
         )
         edge.state_dir.mkdir(exist_ok=True)
-        self._start(
-            f"node-{i}",
-            ["nice", "-n", str(self._nice), *command(edge)],
-            _variables(Path(environment(edge)["FLWR_HOME"])),
-        )
+        self._start(f"node-{i}", ["nice", "-n", str(self._nice), *command(edge)], _variables(edge.state_dir / "flwr"))
 
     def go(self, i: int, how: signal.Signals = signal.SIGTERM) -> None:
         """End SuperNode i with all that it started."""

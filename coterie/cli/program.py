@@ -21,10 +21,18 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# Set before torch is imported: spinning idle threads slow a run down tenfold when another program needs the cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+# Set before PyTorch and Flower are imported, also for the processes that commands start; what a user sets stays.
+_VARIABLES = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning idle threads slow a run down tenfold when another program needs the cores
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else Flower installs what an app names, without hashes
+}
+os.environ.update({name: os.environ.get(name) or value for name, value in _VARIABLES.items()})
+if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy") for name in os.environ):
+    # No proxy leads to this machine. gRPC reads the name in lower case alone.
+    _direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    os.environ["no_proxy"] = ",".join(filter(None, (_direct, "localhost,127.0.0.1,::1")))
 
 from coterie import __version__
 from coterie.cli import budget, data, listings, privacy

@@ -51,6 +51,8 @@ BUDGET_FILE = ".coterie-budget.jsonl"
 
 # Of a policy's limit, in seconds of elapsed time.
 _MONTH = DAYS_OF_MONTH * 86400
+# Part of a budget that leaves nothing for a run when it is spent.
+_ALL = 0.999
 # Bytes at the end of a ledger in which a head is looked for first.
 _TAIL = 1 << 16
 _SET_FILE = "set budget-file in the node configuration (coterie client --budget-file)"
@@ -325,18 +327,25 @@ def _request_id(client: Client) -> str:
     return client.consent.request.id if client.consent.request else ""
 
 
-def describe_budget(client: Client) -> str:
+def describe_budget(client: Client, *, required: bool = False) -> str:
     """Return what a client with its own budget has spent, and in which file, for its owner.
 
+    Args:
+        client: whose budget it is.
+        required: whether some of it must be left; a client that has spent all still repeats its last replies.
+
     Raises:
-        LedgerError, FileError: the file cannot be used, or lacks charges of this client.
+        LedgerError, FileError: the file cannot be used, or lacks charges of this client, or all is spent.
     """
     folder = Path(client.folder or "")
     path = ledger_path(client, folder)
     if not path.exists() and Anchors(anchors_path(client, folder)).last() is None:
         return f"nothing of epsilon {client.budget[0]:g} spent, {path}" if client.budget else str(path)
     _open(client, folder, None).close()
-    return str(spending(path))
+    spent = spending(path)
+    if required and spent.epsilon >= _ALL * spent.epsilon_budget:
+        raise LedgerError(f"nothing is left: {spent}; no run on these data is answered any more")
+    return str(spent)
 
 
 def epsilon_so_far(client: Client, folder: Path) -> float | None:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
+from urllib.request import getproxies, proxy_bypass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -41,12 +42,6 @@ _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 ClockError: TypeAlias = Callable[[str, Path, Path, tuple[Path, Path] | None], str | None]
 #: Keys of the node configuration that have no option of their own.
 _SET_KEYS = {"code", "min-cohort", "min-corrupt", "reply-seconds"}
-_ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
 # A call of the Fleet API over HTTP, which is answered by 401.
 _UNSIGNED = (
     "POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/protobuf\r\n"
@@ -221,23 +216,22 @@ def command(edge: Edge) -> list[str]:
     ]
 
 
-def environment(edge: Edge) -> dict[str, str]:
-    """Return the environment of this process, with defaults for variables that a SuperNode needs.
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of this process for a program of Flower's, which keeps its files in ``home``.
 
-    Flower starts its helpers by name, so the folder of its scripts comes first in PATH. It installs apps in the state
-    folder, because services have no home directory.
+    Flower starts its helpers by name, so the folder of its scripts comes first in PATH.
     """
-    variables = _ENVIRONMENT | {"FLWR_HOME": str(edge.state_dir / "flwr")} | os.environ
-    variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    return variables
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "FLWR_HOME": str(home), "PATH": path}
 
 
 def start(edge: Edge) -> NoReturn:
     """Create the private state folder and replace this process by the SuperNode. Raises :class:`DeployError`."""
     words = command(edge)
+    home = Path(os.environ.get("FLWR_HOME") or edge.state_dir / "flwr")  # services have no home directory
     try:
         edge.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.execvpe(words[0], words, environment(edge))
+        os.execvpe(words[0], words, environment(home))
     except OSError as error:
         raise DeployError(f"{error.filename or words[0]}: {error.strerror}") from None
 
@@ -402,7 +396,7 @@ def _superlink(edge: Edge) -> str:
                 pass
             except OSError as error:
                 raise _rejected(edge, where, str(getattr(error, "reason", None) or error)) from None
-            return f"{address}, {version}"
+            return f"{address}, {version}{proxy_hint(host)}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
     except OSError as error:
@@ -472,6 +466,16 @@ def _tls(edge: Edge) -> ssl.SSLContext:
             f"and node-I.tls.key of coterie certs ({getattr(error, 'reason', None) or error.strerror})"
         ) from None
     return context
+
+
+def proxy_hint(host: str) -> str:
+    """Return what to do about a proxy that connections to a host take; empty without one.
+
+    The address of a proxy can hold a password and is not told.
+    """
+    if "https" not in getproxies() or proxy_bypass(host):
+        return ""
+    return f"; the environment sets a proxy: name {host} in no_proxy if the proxy does not lead there"
 
 
 def explain_verification_error(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:

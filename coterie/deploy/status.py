@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.deploy.edge import explain_verification_error
+from coterie.deploy.edge import explain_verification_error, proxy_hint
 from coterie.flower.run_log import read_progress
 from coterie.site.errors import DeployError
 
@@ -175,7 +175,7 @@ def _control(name: str | None, run: int | None) -> Iterator[tuple[SuperLinkConne
         detail = said.message if said is not None else "is this the SuperLink's Control API?"
         raise DeployError(f"{where} HTTP status {error.response.status_code}: {detail}") from None
     except httpx.RequestError as error:
-        raise DeployError(f"{where} {_unreachable(error, link)}") from None
+        raise DeployError(f"{where} {_unreachable(error, link)}{proxy_hint(_host(link))}") from None
     except httpx.InvalidURL:
         raise DeployError(f"{where} address must be HOST:PORT, without a scheme") from None
     except ssl.SSLError:
@@ -187,9 +187,13 @@ def _control(name: str | None, run: int | None) -> Iterator[tuple[SuperLinkConne
         raise DeployError(f"{where} does not speak Flower's Control API ({error})") from None
 
 
+def _host(link: SuperLinkConnection) -> str:
+    return str(link.address).rpartition(":")[0]
+
+
 def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
     """Explain the error by its first system-level cause."""
-    host, _, port = str(link.address).rpartition(":")
+    host, port = _host(link), str(link.address).rpartition(":")[2]
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

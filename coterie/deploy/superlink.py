@@ -31,7 +31,6 @@ from coterie.site.errors import DeployError
 BUSY_SECONDS = 60
 #: Bytes of the largest message that the Fleet API receives.
 MAX_MESSAGE = 32 * 2**20
-_INSTALLS_NOTHING = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 NO_CERTIFICATES = "error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile"
 
 
@@ -78,8 +77,6 @@ def serve(flags: Sequence[str]) -> None:
             with suppress(OSError):
                 os.chmod(value + suffix, PRIVATE)
     wait_for_locks()
-    if not os.environ.get(_INSTALLS_NOTHING):  # else Flower installs the dependencies of an app, without hashes
-        os.environ[_INSTALLS_NOTHING] = "1"
     check("deploy.superexec_watch")
     watch_superexec(import_module("flwr.superlink.cli.flower_superlink"))
     sys.argv = ["flower-superlink", *flags]

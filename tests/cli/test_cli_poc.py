@@ -98,6 +98,28 @@ def test_own_data_are_counted_and_need_settings(tmp_path, no_processes, invoke):
     assert "training" not in settings
 
 
+def test_paths_of_settings_are_those_of_the_folder_that_they_are_given_in(tmp_path, no_processes, invoke, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sites(Path("sites"))
+    Path("here").mkdir()
+    Path("here/schema.toml").write_text("""
+version = 1
+label = {column = "ill", classes = ["no", "yes"]}
+columns = [{name = "age", type = "number", mean = 55, scale = 15}]
+""")
+    Path("run.toml").write_text(
+        'strategy = "fedavg"\nprivacy.privacy-unit = "none"\ndata.table-schema = "here/schema.toml"'
+    )
+    words = ["--data-dir", "sites", "--config", "run.toml", "--set", "model=linear"]
+    assert invoke("trial", *words) == (0, "")
+    trial = poc._Layout(tmp_path / "trial", 2, "sites")
+    options = poc._declared(trial, has_budget=False)
+    assert options[options.index("--schema") + 1] == str(tmp_path / "here" / "schema.toml")
+    monkeypatch.chdir("here")
+    assert invoke(tmp_path / "trial", "--set", "rounds=7") == (0, "")
+    assert options == poc._declared(trial, has_budget=False)
+
+
 @pytest.mark.parametrize(
     ("settings", "has_budget", "guarantee"),
     [
@@ -213,7 +235,8 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
     (run,) = (folder / "runs").glob("*/")
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((run / "result.json").read_text())["epsilon"] <= 8
-    header, charges = read_ledger(folder / "data" / "client-0" / ".coterie-budget.jsonl")
+    assert list((folder / "data").rglob(".coterie-budget.jsonl")) == []
+    header, charges = read_ledger(folder / "clients" / "0" / "budget.jsonl")
     assert (header["epsilon"], {charge["round"] for charge in charges}) == (20, {1, 2, 3})
     others = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
     assert {path.suffix for path in others} <= {".crt", ".pub", ".json"}, others

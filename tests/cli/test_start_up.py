@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -39,6 +40,34 @@ def called(calls, folder):
     done = subprocess.run(command, input=json.dumps(calls), capture_output=True, text=True, timeout=90, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+# Prints these variables of a process that a command starts.
+STARTED = """
+import os, subprocess, sys
+import coterie.cli.program
+print(subprocess.run(["env"], capture_output=True, text=True, check=True).stdout)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_TELEMETRY_ENABLED": "0", "no_proxy": None}),
+        ({"FLWR_DISABLE_UPDATE_CHECK": "0", "FLWR_TELEMETRY_ENABLED": ""}, {"FLWR_DISABLE_UPDATE_CHECK": "0"}),
+        ({"NO_PROXY": "here"}, {"no_proxy": None}),
+        ({"HTTPS_PROXY": "http://a:1", "NO_PROXY": "here"}, {"no_proxy": "here,localhost,127.0.0.1,::1"}),
+        ({"http_proxy": "http://a:1", "no_proxy": "x", "NO_PROXY": "y"}, {"no_proxy": "x,localhost,127.0.0.1,::1"}),
+        ({"grpc_proxy": "http://a:1"}, {"no_proxy": "localhost,127.0.0.1,::1"}),
+    ],
+)
+def test_processes_of_flower_call_nobody_and_take_no_proxy_to_this_machine(given, expected):
+    command = [sys.executable, "-W", "ignore", "-c", STARTED]
+    done = subprocess.run(
+        command, env={"PATH": os.environ["PATH"], **given}, capture_output=True, text=True, check=True
+    )
+    variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert {name: variables.get(name) for name in expected} == expected
 
 
 # Ctrl-C while the module in argv[1] is imported; argv[2:] are the words of the command.

@@ -9,6 +9,8 @@ import stat
 import subprocess
 import sys
 import types
+from collections import Counter
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -26,8 +28,9 @@ from coterie.client.masking_keys import MaskingKeys
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import certificates, edge
 from coterie.deploy.certificates import create, renew_server
-from coterie.deploy.edge import Edge, checks, default_state_dir, environment
+from coterie.deploy.edge import Edge, checks, default_state_dir
 from coterie.flower.transport import nodes_speak_http
+from coterie.privacy import ClientLedger, Event, epsilon
 from coterie.site.node import NodeConfig
 from coterie.wire.versions import LEAST, versions
 
@@ -109,6 +112,31 @@ def test_check_fails_where_a_library_is_too_old(coterie, pki, monkeypatch, execu
     assert "pip install" in err
 
 
+@pytest.mark.parametrize("left", [0.0005, 0.01])
+def test_check_fails_where_nothing_is_left_of_the_budget(coterie, pki, tmp_path, executed, left):
+    """A client that starts anyway repeats its last replies."""
+    events, path = Counter({Event(0.05, 2.0): 100}), tmp_path / "my data" / ".coterie-budget.jsonl"
+    budget = epsilon(events, 1e-5) / (1 - left)
+    with closing(ClientLedger(1e-5, budget, path)) as ledger:
+        ledger.spend(1, events)
+    declared = ["--epsilon", budget, "--delta", 1e-5, "--input-shape", "1x28x28", "--num-classes", 10]
+    with listening(tls(pki)) as port:
+        status, _, err = coterie(*words(pki, port, "--check", *declared))
+        assert coterie(*words(pki, port, *declared))[0] == 0
+    assert len(executed) == 1
+    spent = f"error: --epsilon: nothing is left: epsilon {epsilon(events, 1e-5):.4g} of {budget:g} spent"
+    assert (status, spent in err) == ((1, True) if left < 0.001 else (0, False)), err
+
+
+def test_a_proxy_of_the_environment_is_named_without_its_address(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.example.org:3128")
+    monkeypatch.setenv("no_proxy", "localhost,fl.example.org")
+    assert edge.proxy_hint("fl.example.org") == edge.proxy_hint("localhost") == ""
+    hint = edge.proxy_hint("fl.example.com")
+    assert "name fl.example.com in no_proxy" in hint
+    assert "secret" not in hint
+
+
 def test_the_key_says_who_the_client_is(coterie, pki, executed, tmp_path):
     with listening(tls(pki)) as port:
         arguments = words(pki, port, "--check")
@@ -156,9 +184,7 @@ def test_keys_for_masked_rounds_are_signed_by_a_command_of_their_own(coterie, pk
 
 
 def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
-    for name in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "0")  # what a user sets stays
+    monkeypatch.delenv("FLWR_HOME", raising=False)
     more = [*DECLARED.split(), "--diagnostics", "--value-range", "0:1"]
     more += ["--set", "site=ward 7", "--set", "gpu=true", "--isolation", "process"]
     more += ["--", "--health-server-address", "127.0.0.1:1"]
@@ -186,14 +212,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
         f'server="localhost:{port} {authority}" site="ward 7" gpu=true',
         *("--health-server-address", "127.0.0.1:1", "--max-retries", "3"),
     ]
-    own = {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "0",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "FLWR_HOME": str(state / "flwr"),
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    }
+    own = {"FLWR_HOME": str(state / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     assert variables == {**os.environ, **own}
 
 
@@ -272,7 +291,6 @@ def test_where_state_lies(tmp_path, monkeypatch):
     assert default_state_dir(7) == tmp_path / "home" / ".local" / "state" / "coterie" / "client-7"
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
     assert default_state_dir(7) == Path("/var/state/coterie/client-7")
-    assert environment(given(tmp_path))["FLWR_HOME"] == os.environ.get("FLWR_HOME", str(tmp_path / "flwr"))
 
 
 # ---- options that contradict each other -------------------------------------------------------------------

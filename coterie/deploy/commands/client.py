@@ -173,7 +173,7 @@ def client(  # long: one line per option
         from coterie.client.app import client_of
         from coterie.client.budget import describe_budget
 
-        return describe_budget(client_of(node))
+        return describe_budget(client_of(node), required=check)
 
     def clock_error(*arguments: Any) -> str | None:
         from coterie.deploy.fleet import clock_error  # imports Flower

@@ -99,7 +99,7 @@ def poc(
         list[str], typer.Option("--set", metavar="NAME=VALUE", help="Set any setting of the run; repeatable.")
     ] = [],  # noqa: B006
     epsilon: Annotated[
-        float | None, typer.Option(help="Privacy budget of each client over all runs; requires --delta.")
+        float | None, typer.Option(help="Privacy budget of each client over all runs of this trial; requires --delta.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the privacy budget.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End after the run instead of waiting for Ctrl-C.")] = False,
@@ -196,15 +196,17 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
             raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
     values = combined({"min-clients": layout.clients}, defaults, given, own)
     RunConfig(values, deployed=True)
-    values = {
-        name: value if value in (AUTO, SETTINGS[name].none) else SETTINGS[name].parse(value)
-        for name, value in values.items()
-    }
+    for name, value in values.items():
+        if value not in (AUTO, SETTINGS[name].none):
+            values[name] = SETTINGS[name].parse(value)
+            if SETTINGS[name].path and values[name] and "\n" not in values[name]:  # processes start in another folder
+                values[name] = os.path.abspath(values[name])
     write_atomic(layout.settings, tomli_w.dumps(nested(flat(values))).encode())
     return None
 
 
 def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
+    from coterie.deploy.edge import environment
     from coterie.deploy.status import register_nodes
     from coterie.deploy.trial import free_ports, listens, program
     from coterie.report.page import write_report
@@ -213,13 +215,10 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     _complete(layout, control)
     pki = layout.folder / "pki"
     variables = {
-        **os.environ,
-        "FLWR_HOME": str(layout.folder / "flwr"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        **environment(layout.folder / "flwr"),
         "COTERIE_RUNS": str(layout.folder / "runs"),
         "COTERIE_ROSTER": str(pki / "roster.json"),
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
     }
     os.environ["FLWR_HOME"] = variables["FLWR_HOME"]
     tls = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.crt"), ("--ssl-keyfile", "server.key")
@@ -235,12 +234,17 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     for client, port in enumerate(runtime):
         command = [sys.executable, "-m", "coterie.cli", "client", "--superlink", f"localhost:{fleet}"]
         command += ["--key", str(pki / "nodes" / f"node-{client}.key"), "--ca", str(pki / "ca.crt")]
-        command += ["--data", str(layout.data(client)), "--state-dir", str(layout.folder / "clients" / str(client))]
-        command += ["--roster", str(pki / "roster.json"), "--port", str(port), *declared, *budget]
+        state = layout.folder / "clients" / str(client)
+        command += ["--data", str(layout.data(client)), "--state-dir", str(state)]
+        command += ["--roster", str(pki / "roster.json"), "--port", str(port), *declared]
+        if budget:  # not that of the data, which a trial neither spends nor shares
+            command += [*budget, "--budget-file", str(state / "budget.jsonl")]
         trial.start(f"client-{client}", command, {k: v for k, v in variables.items() if k != "FLWR_HOME"})
     submit = [program("flwr"), "run", str(layout.app), _CONNECTION, "--stream", "--run-config"]
     if continued is None:
         say(f"{layout.clients} clients start, and a run with the settings of {layout.settings}")
+        if budget:
+            say("a trial charges its own budgets, not those of the data: let no model of it leave this machine")
         submit.append(str(layout.settings))
     else:
         say(f"{layout.clients} clients start; {continued} goes on")
