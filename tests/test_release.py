@@ -96,6 +96,13 @@ def test_templates_for_issues_are_forms():
         assert all(each["id"] and each["attributes"]["label"] for each in fields)
 
 
+def test_the_workflow_runs_targets_that_are_there():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]
+    targets = job["strategy"]["matrix"]["target"]
+    assert "make ${{ matrix.target }}" in [step.get("run") for step in job["steps"]]
+    assert targets == [each for each in targets if re.search(rf"^{each}:", (ROOT / "Makefile").read_text(), re.M)]
+
+
 def test_documented_extras_are_there():
     text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     named = {name for group in re.findall(r"(?:coterie|'\.)\[([a-z,]+)\]", text) for name in group.split(",")}

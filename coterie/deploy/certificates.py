@@ -334,17 +334,29 @@ def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> C
     Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
     """
     authority = _Authority.read(folder)
-    if not hosts:
-        try:
-            server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-            former = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except (OSError, ValueError, x509.ExtensionNotFound):
-            raise DeployError(f"{folder}/server.crt cannot be read: renew it with --renew-server --host NAME") from None
-        hosts = [str(name.value) for name in former]
-    names = _with_loopback(hosts)
+    names = _with_loopback(hosts or names_of(folder / "server.crt"))
     expires = authority.end(days)
     files = authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key")
     return _replace(folder, authority, files, expires, names=names)
+
+
+def names_of(certificate: Path) -> list[str]:
+    """Return the names in the certificate of a server, the first one first.
+
+    Raises :class:`DeployError`.
+    """
+    try:
+        server = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        raise DeployError(f"{certificate} cannot be read: renew it with --renew-server --host NAME") from None
+    return [str(name.value) for name in names]
+
+
+def nodes_of(folder: Path) -> list[int]:
+    """Return the numbers of the nodes whose public keys are in ``folder``."""
+    found = (_NODE_FILE.match(path.name) for path in folder.glob("nodes/node-*.pub"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 @dataclass(frozen=True)

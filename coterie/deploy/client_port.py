@@ -44,7 +44,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from coterie.deploy.fleet import http_headers
-from coterie.deploy.superlink import MAX_MESSAGE, NO_CERTIFICATES
+from coterie.deploy.superlink import MAX_MESSAGE
 
 _KEY, _TIMESTAMP, _SIGNATURE = (name.encode() for name in http_headers())
 #: Bytes of the largest headers.
@@ -79,19 +79,16 @@ _LOGGER.addFilter(lambda record: record.levelno >= logging.ERROR)
 Scope = MutableMapping[str, Any]
 
 
-def open_with(address: str, require_certificates: bool) -> None:
+def open_with(address: str) -> None:
     """Let the SuperLink that this process starts serve the Fleet API at an address of its own.
 
     Args:
         address: HOST:PORT.
-        require_certificates: whether the TLS handshake requires a certificate of a client.
     """
     main: Any = import_module("flwr.superlink.main")
     create = main.create_app
 
     def create_app(config: Any, superlink_lifespan_class: Any) -> Any:
-        if require_certificates and config.certificates is None:
-            sys.exit(NO_CERTIFICATES)
         app = create(config, superlink_lifespan_class)
         parsed = parse_address(address)
         if parsed is None:
@@ -108,7 +105,7 @@ def open_with(address: str, require_certificates: bool) -> None:
 
         @asynccontextmanager
         async def lifespan_with_port(app: Any) -> AsyncIterator[Mapping[str, Any]]:
-            async with lifespan(app) as state, _serving(app, state or {}, config, listener, require_certificates):
+            async with lifespan(app) as state, _serving(app, state or {}, config, listener):
                 yield state
 
         app.router.lifespan_context = lifespan_with_port
@@ -118,9 +115,7 @@ def open_with(address: str, require_certificates: bool) -> None:
 
 
 @asynccontextmanager
-async def _serving(
-    app: Any, state: Mapping[str, Any], config: Any, listener: socket.socket, require_certificates: bool
-) -> AsyncIterator[None]:
+async def _serving(app: Any, state: Mapping[str, Any], config: Any, listener: socket.socket) -> AsyncIterator[None]:
     """Serve the Fleet API of ``app`` meanwhile."""
     factory = app.state.linkstate_factory
 
@@ -136,7 +131,7 @@ async def _serving(
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
         ssl_ca_certs=config.ssl_ca_certfile,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if require_certificates else ssl.CERT_NONE,
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         h11_max_incomplete_event_size=MAX_HEADERS,

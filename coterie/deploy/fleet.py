@@ -17,8 +17,10 @@ from coterie.flower.transport import nodes_speak_http
 # time.
 _CALL, _PATH = "/flwr.proto.Fleet/PullMessages", "/v1/fleet/pull-messages"
 _WRONG_TIME = "Invalid timestamp"
-# Differences of clocks that are tried, in minutes; a SuperLink accepts what is up to 5 minutes old or 5 seconds ahead.
+# Corrections of the clock that are tried, in minutes.
 _OFFSETS = (-5, 5, -60, 60, -24 * 60, 24 * 60)
+# Seconds by which a time may be ahead of a SuperLink's, and behind it.
+_AHEAD, _BEHIND = 5.0, 300.0
 
 #: Files of a certificate and its key.
 Certificate: TypeAlias = tuple[Path, Path]
@@ -49,15 +51,26 @@ def clock_error(
         timeout: seconds for each call.
 
     Returns:
-        such as "up to 10 minutes behind"; None: the SuperLink accepts the time, or does not authenticate nodes.
+        such as "about 7 s ahead"; None: the SuperLink accepts the time, or does not authenticate nodes.
     """
     ask = _over_http if nodes_speak_http() else _over_grpc
     with ask(address, authority, certificate, timeout) as call:
-        if call(_signed(key, timedelta())) != _WRONG_TIME:
+
+        def accepts(seconds: float) -> bool:
+            return call(_signed(key, timedelta(seconds=seconds))) != _WRONG_TIME
+
+        if accepts(0):
             return None
         for minutes in _OFFSETS:
-            if call(_signed(key, timedelta(minutes=minutes))) != _WRONG_TIME:
-                return f"up to {2 * abs(minutes)} minutes {'ahead' if minutes < 0 else 'behind'}"
+            if not accepts(60 * minutes):
+                continue
+            refused, accepted = 0.0, 60.0 * minutes
+            while abs(accepted - refused) > max(1.0, abs(accepted) / 20):  # the least correction
+                middle = (refused + accepted) / 2
+                refused, accepted = (refused, middle) if accepts(middle) else (middle, accepted)
+            seconds = abs(accepted) + (_AHEAD if minutes < 0 else _BEHIND)
+            size = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+            return f"about {size} {'ahead' if minutes < 0 else 'behind'}"
     return "more than a day ahead or behind, or set to another time zone"
 
 

@@ -101,7 +101,7 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
 
 
 def register_nodes(connection: str, keys: Mapping[str, Path]) -> None:
-    """Register nodes that no registered node is named like.
+    """Register nodes, in place of those that are registered by the same names with other keys.
 
     Args:
         connection: name of the connection in Flower's configuration.
@@ -111,14 +111,20 @@ def register_nodes(connection: str, keys: Mapping[str, Path]) -> None:
         DeployError: the connection does not exist, or the SuperLink is unreachable or refuses a key.
     """
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     with _control(connection, None) as (_, client):
-        registered = {node_info.name for node_info in client.ListNodes(ListNodesRequest()).nodes_info}
-        for name in keys.keys() - registered:
-            key: Any = load_ssh_public_key(keys[name].read_bytes())
-            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        registered = {node_info.name: node_info for node_info in nodes if not node_info.unregistered_at}
+        for name, path in keys.items():
+            key: Any = load_ssh_public_key(path.read_bytes())
+            former, public_key = registered.get(name), public_key_to_bytes(key)
+            if former is not None and former.public_key == public_key:
+                continue
+            if former is not None:
+                client.UnregisterNode(UnregisterNodeRequest(node_id=former.node_id))
+            client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
 
 
 def _connection(name: str | None) -> SuperLinkConnection:

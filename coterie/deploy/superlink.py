@@ -5,8 +5,8 @@
   public keys, and is for its user alone.
 - The Fleet API receives a message before it checks who sent it, and Flower's limit is 2 GiB. Flower sends arrays in
   parts of 5 MiB, so that 32 MiB suffice for models of any size.
-- With ``--require-client-certificates``, the TLS handshake ends a connection without a certificate of the authority,
-  before anything is received (mutual TLS). Nodes are then authenticated by their keys, as without it.
+- The TLS handshake ends a connection without a certificate of the authority, before anything is received (mutual TLS).
+  Nodes are then authenticated by their keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coterie.site.errors import DeployError
 BUSY_SECONDS = 60
 #: Bytes of the largest message that the Fleet API receives.
 MAX_MESSAGE = 32 * 2**20
-NO_CERTIFICATES = "error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile"
+_GONE = "--require-client-certificates: with TLS, clients always present certificates; leave this option out"
 
 
 def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
@@ -49,7 +49,7 @@ def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
 
 
 def serve(flags: Sequence[str]) -> None:
-    """Run Flower's SuperLink; ``flags`` other than --require-client-certificates are those of ``flower-superlink``.
+    """Run Flower's SuperLink; ``flags`` are those of ``flower-superlink``.
 
     ``--fleet-api-address`` is the port of clients with every version of Flower. It speaks gRPC with Flower 1.39, and
     with a newer one if $FLWR_INTERNAL_GRPC_FLEET_API is 1.
@@ -57,7 +57,8 @@ def serve(flags: Sequence[str]) -> None:
     from flwr.superlink.cli import flower_superlink
 
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--require-client-certificates", action="store_true")
+    if "--require-client-certificates" in flags:
+        raise DeployError(_GONE)
     if over_http := nodes_speak_http() and os.environ.get("FLWR_INTERNAL_GRPC_FLEET_API") != "1":
         parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
@@ -65,10 +66,10 @@ def serve(flags: Sequence[str]) -> None:
         check("deploy.client_port", "deploy.fleet")
         from coterie.deploy import client_port
 
-        client_port.open_with(options.fleet_api_address, options.require_client_certificates)
+        client_port.open_with(options.fleet_api_address)
     else:
         check("deploy.superlink")
-        protect_fleet(options.require_client_certificates)
+        protect_fleet()
     os.umask(0o077)
     # take access to an existing database from other users; new files are private by the umask
     words = [word for flag in flags for word in flag.split("=", 1)]
@@ -100,17 +101,15 @@ def _database_of_another_version() -> Iterator[None]:
         ) from None
 
 
-def protect_fleet(require_certificates: bool) -> None:
+def protect_fleet() -> None:
     """Limit the messages that the Fleet API of this process receives, and ask clients for certificates."""
     flower: Any = import_module("flwr.superlink.cli.flower_superlink")
     create = flower.generic_create_grpc_server
 
     def create_protected(*arguments: Any, **options: Any) -> Any:
         options["max_message_length"] = MAX_MESSAGE
-        if not require_certificates:
-            return create(*arguments, **options)
         if options.get("certificates") is None:
-            sys.exit(NO_CERTIFICATES)
+            return create(*arguments, **options)
         with _client_certificates():
             return create(*arguments, **options)
 

@@ -44,6 +44,7 @@ class Trial:
         self.folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
+        self._sizes: dict[str, int] = {}  # of logs, when their processes were started
         self._held = ExitStack()
 
     def __enter__(self) -> Trial:
@@ -67,6 +68,7 @@ class Trial:
         """Start a process with these environment variables; its output goes to its log."""
         self._started[name] = command, variables
         with open_private(self.log(name), "ab") as log:
+            self._sizes[name] = log.tell()
             self._processes[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -76,6 +78,12 @@ class Trial:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def said(self, name: str) -> str:
+        """What a process has written to its log since it was started."""
+        with self.log(name).open("rb") as log:
+            log.seek(self._sizes[name])
+            return log.read().decode("utf-8", "replace")
 
     def ended(self) -> dict[str, int]:
         """Exit statuses of the processes that have ended, by name; negative: the signal that ended it."""

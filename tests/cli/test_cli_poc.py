@@ -222,13 +222,13 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
 
         os.kill(pid("client-id=1"), signal.SIGKILL)
         until(lambda: "client-1 was ended by signal 9; the others go on" in log.read_text(), process, log, 30)
-        os.kill(pid("coterie.cli superlink"), signal.SIGKILL)
+        os.kill(pid("coterie.cli server"), signal.SIGKILL)
         assert process.wait(60) == 1
     finally:
         process.kill()
         process.wait()
     assert "goes on" in log.read_text()
-    assert "error: superlink ended; the last lines of" in log.read_text()
+    assert "error: server ended; the last lines of" in log.read_text()
     for written in (folder / "logs").glob("*.log"):
         assert "INFO:flwr:" not in written.read_text(), written  # each line once
     assert list(processes_of(folder)) == []
@@ -268,7 +268,7 @@ def test_a_killed_superexec_is_named_within_ten_seconds(tmp_path):
         os.kill(first["server"], signal.SIGKILL)
         until(lambda: superexecs_of(folder).get("server", first["server"]) != first["server"], process, log, 10)
         ended = "the SuperExec ended (signal SIGKILL)"
-        assert f"{ended} and is started again" in (folder / "logs" / "superlink.log").read_text()
+        assert f"{ended} and is started again" in (folder / "logs" / "server.log").read_text()
         os.kill(first["client-0"], signal.SIGKILL)
         assert process.wait(20) == 1
         assert f"{ended}, and so does this process" in log.read_text()
@@ -355,7 +355,7 @@ class Watched:
     def memory(self, waits):
         """Of the ServerApp, which waits, and of the SuperLink."""
         commands = {number: Path(f"/proc/{number}/cmdline").read_bytes() for number in processes_of(self.folder)}
-        (superlink,) = (number for number, command in commands.items() if b"coterie.cli\0superlink" in command)
+        (superlink,) = (number for number, command in commands.items() if b"coterie.cli\0server" in command)
         serverapp = int(waits.stem.partition("-")[2])
         assert serverapp in commands
         return [*memory_of(serverapp)], [*memory_of(superlink)]

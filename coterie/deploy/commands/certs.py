@@ -53,6 +53,16 @@ def certs(  # long: one line per option
             metavar="APP", help="State in the roster which app runs: its folder, a .fab file, or its hash; empty: any."
         ),
     ] = None,
+    bundle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I|all", help="Write OUT/sites/node-I.coterie, the one file by which site I joins; new passphrase."
+        ),
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address in bundles; default: first --host of the server, port 9092."),
+    ] = None,
     operator_key: Annotated[
         bool, typer.Option("--operator-key", help="Make the operator's signing key in an existing OUT that has none.")
     ] = False,
@@ -91,6 +101,11 @@ def certs(  # long: one line per option
     change = given[0] if given else None
     if len(given) > 1:
         raise DeployError(f"{' and '.join(given)} cannot be combined")
+    if bundle is not None and given:
+        raise DeployError(f"{given[0]} and --bundle cannot be combined: give one after the other")
+    if bundle is not None:
+        write_bundles(out, bundle, superlink)
+        return
     if (nodes is None) != (change not in (None, "--more")):
         raise DeployError("--nodes is required" if nodes is None else f"--nodes cannot be used with {change}")
     if host and change not in (None, "--renew-server"):
@@ -116,8 +131,52 @@ def certs(  # long: one line per option
         lines.append(f"server {', '.join(made.names)}")
     private = " and ".join(["ca.key", *(name for name in made.files if name == "operator.key")])
     lines.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; do not store {private} on server machines")
+    lines += _next_steps(out, change, made)
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _next_steps(out: Path, change: str | None, made: CreatedCertificates) -> list[str]:
+    """Return what the operator does after a change."""
+    nodes = "all" if len(made.nodes) > 1 else str(made.nodes[0]) if made.nodes else "all"
+    steps = {
+        None: [f"next: coterie certs {out} --bundle all, and send each site its file"],
+        "--more": [f"next: coterie certs {out} --bundle {nodes}, and send each new site its file"],
+        "--renew-node": [f"next: coterie certs {out} --bundle {nodes}, and send the site its file"],
+        "--renew-server": ["next: start the SuperLink again; sites need nothing new"],
+        "--renew-authority": [
+            f"next: coterie certs {out} --bundle all, send each site its file, and then start the SuperLink again"
+        ],
+    }
+    return steps.get(change, [])
+
+
+def write_bundles(pki: Path, which: str, superlink: str | None) -> None:
+    """Write the bundles of a node, or of all, and print their passphrases.
+
+    Raises:
+        DeployError: there is no such node.
+    """
+    from coterie.deploy.bundles import seal
+    from coterie.deploy.certificates import names_of, nodes_of
+    from coterie.files import private_folder, write_atomic
+    from coterie.site.errors import DeployError
+
+    nodes = nodes_of(pki)
+    if which != "all":
+        if which not in map(str, nodes):
+            raise DeployError(
+                f"--bundle {which}: {pki} has no such node; give all, or one of {', '.join(map(str, nodes))}"
+            )
+        nodes = [int(which)]
+    address = superlink or f"{names_of(pki / 'server.crt')[0]}:9092"
+    private_folder(pki / "sites")
+    for node in nodes:
+        sealed, passphrase = seal(pki, node, address)
+        path = pki / "sites" / f"node-{node}.coterie"
+        write_atomic(path, sealed)
+        print(f"{path}  passphrase {passphrase}")
+    print("send each site its file, and its passphrase another way; there: coterie client node-I.coterie --data DATA")
 
 
 def _hash_of(app: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from getpass import getpass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +18,7 @@ from coterie.fields import GUARANTEES
 
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
-    from coterie.deploy.edge import Check
+    from coterie.deploy.edge import Check, Edge
     from coterie.site.node import NodeConfig
 
 # Width of the subjects of checks, a line break included.
@@ -24,10 +26,19 @@ _INDENT = 12
 
 
 def client(  # long: one line per option
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink's Fleet API.")],
     data: Annotated[Path, typer.Option(help="This client's data: a folder or a file.")],
-    key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
-    ca: Annotated[Path, typer.Option(help="ca.crt, the certificate that verifies the SuperLink.")],
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="The file node-I.coterie from the operator.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink's Fleet API; default: of BUNDLE.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Without BUNDLE: this client's private key, node-I.key of coterie certs.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="Without BUNDLE: ca.crt, the certificate that verifies the SuperLink.")
+    ] = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -115,17 +126,25 @@ def client(  # long: one line per option
         list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="Passed to flower-supernode unchanged.")
     ] = None,
 ) -> None:
-    """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
+    """Participate in runs with local data: check the configuration, then start Flower's SuperNode.
+
+    BUNDLE is opened once, by the passphrase that the operator gives apart from it.
+    """
     from coterie.client.masking_keys import keys_or_none
-    from coterie.deploy.edge import Edge, checks, default_state_dir, start
+    from coterie.deploy.edge import Edge, default_state_dir, start
     from coterie.site.errors import DeployError
     from coterie.site.node import NodeConfig
 
+    if bundle is not None and str(bundle).startswith("-"):  # after --
+        bundle, flags = None, [str(bundle), *(flags or ())]
+    way: dict[str, Any] = {"superlink": superlink, "key": key, "ca": ca, "roster": roster, "fab_hash": fab_hash}
+    if bundle is not None:
+        way = _of_bundle(bundle, state_dir, way)
+    if None in (way["superlink"], way["key"], way["ca"]):
+        raise DeployError("give BUNDLE, the file node-I.coterie from the operator; or --superlink, --key and --ca")
+    key, ca, roster = way["key"], way["ca"], way["roster"]
     if client_id is None:
-        named = re.fullmatch(r"node-(\d+)\.key", key.name)
-        if not named:
-            raise DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
-        client_id = int(named[1])
+        client_id = _client_of(key)
     node = NodeConfig(
         client_id=client_id,
         state_dir=_absolute(state_dir or default_state_dir(client_id)),
@@ -148,32 +167,55 @@ def client(  # long: one line per option
         key=_absolute(key if roster else None),
     )
     edge = Edge(
-        superlink=superlink,
-        key=key,
-        ca=ca,
+        **way,
         certificate=certificate,
         certificate_key=certificate_key,
-        roster=roster,
         node=node,
         settings=_settings(assignments),
-        fab_hash=fab_hash,
         trusted_entities=trusted_entities,
         isolation=isolation,
         port=port,
         flags=flags or (),
     )
+    reports = _checked(edge, skip_invalid, budget_left=check)
+    if check:
+        print("all checks passed")
+        return
+    sys.stdout.flush()
+    try:
+        for data_report in reports:
+            data_report.save(edge.state_dir)
+    except OSError as error:
+        raise DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None
+    keys_or_none(node)  # signed by the key of the node, which the processes that train may not have
+    start(edge)
+
+
+def _checked(edge: Edge, skip_invalid: bool, *, budget_left: bool) -> list[DataReport]:
+    """Print what each check found, and return the reports on the data.
+
+    Args:
+        edge: options of the client.
+        skip_invalid: whether records that cannot be used are left out.
+        budget_left: whether something must be left of its budget.
+
+    Raises:
+        typer.Exit: a check failed.
+    """
+    from coterie.deploy.edge import checks
+
     console, well = console_for(False), True
     reports: list[DataReport] = []
 
     def describe(path: str) -> str:
-        reports.append(_report(path, node, skip_invalid))
+        reports.append(_report(path, edge.node, skip_invalid))
         return "\n".ljust(_INDENT).join(reports[-1].lines())
 
     def describe_budget() -> str:
         from coterie.client.app import client_of
         from coterie.client.budget import describe_budget
 
-        return describe_budget(client_of(node), required=check)
+        return describe_budget(client_of(edge.node), required=budget_left)
 
     def clock_error(*arguments: Any) -> str | None:
         from coterie.deploy.fleet import clock_error  # imports Flower
@@ -188,17 +230,46 @@ def client(  # long: one line per option
             print(f"error: {result.detail}", file=sys.stderr)
     if not well:
         raise typer.Exit(1)
-    if check:
-        console.print("all checks passed")
-        return
-    sys.stdout.flush()
-    try:
-        for data_report in reports:
-            data_report.save(edge.state_dir)
-    except OSError as error:
-        raise DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None
-    keys_or_none(node)  # signed by the key of the node, which the processes that train may not have
-    start(edge)
+    return reports
+
+
+def _of_bundle(bundle: Path, state_dir: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a client that its bundle has, unless they are given; open the bundle if it is new.
+
+    Raises:
+        DeployError: it does not open, or the key or the authority is given as well.
+    """
+    from coterie.deploy.bundles import PASSPHRASE, opened, read_header, unseal
+    from coterie.deploy.edge import absolute, default_state_dir
+    from coterie.site.errors import DeployError
+    from coterie.site.roster import Roster, read_authorities
+
+    if given["key"] or given["ca"]:
+        raise DeployError(f"{bundle} holds --key and --ca: leave these options out")
+    state = absolute(state_dir or default_state_dir(read_header(bundle).node))
+    passphrase = os.environ.pop(PASSPHRASE, "")  # not for the processes that start from here
+    site = opened(bundle, state) or unseal(bundle, passphrase or _asked(bundle), state)
+    own = {"superlink": site.superlink, "key": site.key, "ca": site.authority, "roster": site.roster}
+    own["fab_hash"] = Roster.read(site.roster, read_authorities(site.authority)).app or None
+    return {name: own[name] if value is None else value for name, value in given.items()}
+
+
+def _client_of(key: Path) -> int:
+    from coterie.site.errors import DeployError
+
+    named = re.fullmatch(r"node-(\d+)\.key", key.name)
+    if not named:
+        raise DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
+    return int(named[1])
+
+
+def _asked(bundle: Path) -> str:
+    from coterie.deploy.bundles import PASSPHRASE
+    from coterie.site.errors import DeployError
+
+    if not sys.stdin.isatty():
+        raise DeployError(f"{bundle}: is opened by a passphrase: start in a terminal once, or set {PASSPHRASE}")
+    return getpass(f"passphrase of {bundle}: ")
 
 
 def _versions() -> Check:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +19,6 @@ from coterie.cli.run import settings_of
 if TYPE_CHECKING:
     from coterie.deploy.trial import Trial
 
-#: Connection of the SuperLink in Flower's configuration.
-_CONNECTION = "poc"
 _CLIENTS = 3
 #: Settings of a trial without own data: the demo of docker/demo.
 _DIGITS: Mapping[str, Any] = {
@@ -206,29 +203,20 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
 
 def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
+    from coterie.deploy.commands.server import CONNECTION, READY
     from coterie.deploy.edge import environment
-    from coterie.deploy.status import register_nodes
-    from coterie.deploy.trial import free_ports, listens, program
+    from coterie.deploy.trial import free_ports, program
     from coterie.report.page import write_report
 
     control, fleet, *runtime = free_ports(2 + layout.clients)
-    _complete(layout, control)
+    _complete(layout)
     pki = layout.folder / "pki"
-    variables = {
-        **environment(layout.folder / "flwr"),
-        "COTERIE_RUNS": str(layout.folder / "runs"),
-        "COTERIE_ROSTER": str(pki / "roster.json"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    os.environ["FLWR_HOME"] = variables["FLWR_HOME"]
-    tls = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.crt"), ("--ssl-keyfile", "server.key")
-    command = [sys.executable, "-m", "coterie.cli", "superlink", *(w for f, n in tls for w in (f, str(pki / n)))]
-    command += ["--enable-supernode-auth", "--require-client-certificates", "--isolation", "subprocess"]
-    command += ["--host", "127.0.0.1", "--port", str(control), "--fleet-api-address", f"127.0.0.1:{fleet}"]
-    trial.start("superlink", [*command, "--database", str(layout.folder / "superlink.db")], variables)
-    trial.wait(lambda: listens(control) and listens(fleet), _START, "the SuperLink does not listen")
-    names = {f"client-{client}": pki / "nodes" / f"node-{client}.pub" for client in range(layout.clients)}
-    register_nodes(_CONNECTION, names)
+    variables = environment(layout.folder / "flwr") | {"PYTHONUNBUFFERED": "1"}
+    for name in ("COTERIE_RUNS", "COTERIE_ROSTER"):  # the folder has its own
+        variables.pop(name, None)
+    command = [sys.executable, "-m", "coterie.cli", "server", str(layout.folder), "--control-port", str(control)]
+    trial.start("server", [*command, "--", "--fleet-api-address", f"127.0.0.1:{fleet}"], variables)
+    trial.wait(lambda: READY in trial.said("server"), _START, "the server does not register its nodes")
     say(f"SuperLink at localhost:{fleet} (clients) and localhost:{control} (flwr); TLS and nodes' keys")
     declared = _declared(layout, has_budget=bool(budget))
     for client, port in enumerate(runtime):
@@ -240,7 +228,7 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
         if budget:  # not that of the data, which a trial neither spends nor shares
             command += [*budget, "--budget-file", str(state / "budget.jsonl")]
         trial.start(f"client-{client}", command, {k: v for k, v in variables.items() if k != "FLWR_HOME"})
-    submit = [program("flwr"), "run", str(layout.app), _CONNECTION, "--stream", "--run-config"]
+    submit = [program("flwr"), "run", str(layout.app), CONNECTION, "--stream", "--run-config"]
     if continued is None:
         say(f"{layout.clients} clients start, and a run with the settings of {layout.settings}")
         if budget:
@@ -249,24 +237,23 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
     else:
         say(f"{layout.clients} clients start; {continued} goes on")
         submit.append(f"out={json.dumps(str(continued))} resume=true")
-    began = trial.log("run").stat().st_size if trial.log("run").exists() else 0
     trial.start("run", submit, variables)
-    _watch_run(trial, began, say)
+    _watch_run(trial, say)
     folders = (path.parent for path in (layout.folder / "runs").glob("*/result.json"))
     run = max(folders, key=lambda path: path.stat().st_mtime)
     say(f"results: {run}; page: {write_report([run], run)}")
     if once:
         return
-    say(f"state: FLWR_HOME={variables['FLWR_HOME']} coterie status {_CONNECTION}")
-    say("another run: the same with: flwr run app poc --stream --run-config run.toml, in this folder")
+    say(f"state: FLWR_HOME={variables['FLWR_HOME']} coterie status {CONNECTION}")
+    say(f"another run: the same with: flwr run app {CONNECTION} --stream --run-config run.toml, in this folder")
     say("Ctrl-C ends everything")
     while True:
         _check(trial, say)
         time.sleep(_POLL)
 
 
-def _complete(layout: _Layout, port: int) -> None:
-    """Create what is missing: certificates, data of the demo, the app, folders, and the connection to a port."""
+def _complete(layout: _Layout) -> None:
+    """Create what is missing: certificates, data of the demo, the app, and folders."""
     import tomli_w
 
     from coterie import __version__
@@ -277,7 +264,7 @@ def _complete(layout: _Layout, port: int) -> None:
 
     if not (layout.folder / "pki").exists():
         create(layout.folder / "pki", layout.clients, ["localhost"])
-    for name in ("runs", "flwr", "app", "clients"):
+    for name in ("runs", "app", "clients"):
         private_folder(layout.folder / name)
     folder = layout.folder / "data"
     if layout.data_dir is None and not folder.exists():
@@ -302,9 +289,6 @@ def _complete(layout: _Layout, port: int) -> None:
     project = {"name": "coterie", "version": __version__, "license": "Apache-2.0", "dependencies": []}
     content = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
     write_atomic(layout.app / "pyproject.toml", content.encode(), sync=False)
-    link = {"address": f"localhost:{port}", "root-certificates": str(layout.folder / "pki" / "ca.crt")}
-    content = tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: link}})
-    write_atomic(layout.folder / "flwr" / "config.toml", content.encode(), sync=False)
 
 
 def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
@@ -325,7 +309,7 @@ def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
     return options + ["--diagnostics"] * (values.get("evaluation.evaluate") == "diagnostic")
 
 
-def _watch_run(trial: Trial, began: int, say: Any) -> None:
+def _watch_run(trial: Trial, say: Any) -> None:
     """Show rounds until the run has ended.
 
     Raises:
@@ -336,18 +320,17 @@ def _watch_run(trial: Trial, began: int, say: Any) -> None:
     shown = 0
     while True:
         over = "run" in trial.ended()
-        with suppress(FileNotFoundError):
-            progress = read_progress(trial.log("run").read_bytes()[began:].decode("utf-8", "replace"))
-            if progress is not None and progress["round"] > shown:
-                shown = progress["round"]
-                say(f"round {shown} of {progress['rounds']}, ε {progress['epsilon']:.3f}")
+        progress = read_progress(trial.said("run"))
+        if progress is not None and progress["round"] > shown:
+            shown = progress["round"]
+            say(f"round {shown} of {progress['rounds']}, ε {progress['epsilon']:.3f}")
         if over:
             break
         _check(trial, say)
         time.sleep(_POLL)
     failed = trial.failure("run")
     trial.forget("run")
-    if "results are in" not in trial.log("run").read_bytes()[began:].decode("utf-8", "replace"):
+    if "results are in" not in trial.said("run"):
         raise failed
 
 
@@ -357,7 +340,7 @@ def _check(trial: Trial, say: Any) -> None:
         failure = trial.failure(name)
         if name == "run":
             continue
-        if name == "superlink" or (status >= 0 and _REFUSED not in str(failure)):
+        if name == "server" or (status >= 0 and _REFUSED not in str(failure)):
             raise failure
         if status < 0:
             say(f"{name} was ended by signal {-status}; the others go on")
