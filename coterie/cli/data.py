@@ -111,8 +111,8 @@ def _read(file: Path, schema: TableSchema) -> tuple[dict[Path, Table], list[str]
     from coterie.datasets.client_data import is_table, parts
 
     tables, unreadable = {}, []
-    paths = [file]
-    if file.is_dir() and not is_table(file) and not (paths := parts(file)):
+    paths = (parts(file) if file.is_dir() else []) or [file]
+    if file.is_dir() and paths == [file] and not is_table(file):
         raise DataError(f"{file} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
     for path in paths:
         try:

@@ -13,7 +13,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,7 @@ MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
 #: What stands for bytes that are not of the file's encoding, and the zero byte of a damaged file.
 UNDECODABLE, ZERO = "\N{REPLACEMENT CHARACTER}", "\0"
 # Characters that are read together, and lines among which column names are looked for.
-_BLOCK, _TITLES = 2**18, 20
+_BLOCK, TITLES = 2**18, 20
 # Excel's first line.
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?[,;\t|]*", re.IGNORECASE)
 _UNENDED = "no line end after the last record"
@@ -102,7 +102,7 @@ class TableFile:
         records: yields the records, with the cells of the columns at these positions.
         types: of all columns of a parquet file; empty: its cells have types of their own, or are text.
         delimiter: of a text file.
-        hint: of a text file without the wanted names: where they are.
+        hint: where the wanted names are, if the first line has few of them.
         losses: what is not read beside the records.
     """
 
@@ -142,13 +142,36 @@ def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFi
     names, height = headers[delimiter]
     skipped = {*form.skip_lines, *range(1, first + height + 1)}
     records = partial(_records, path, form, delimiter, len(names), skipped)
-    hint = ""
-    if not {*wanted}.intersection(names):  # lines of titles may precede them
-        titles = lines[first : first + _TITLES]
-        counts = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in titles]
-        position = counts.index(max(counts)) if any(counts) else None
-        hint = "" if position is None else f"; line {position + 1} has them: set skip-lines = {position}"
-    return TableFile(names, records, delimiter=delimiter, hint=hint)
+    others = (
+        (number, "" if other in candidates else f"delimiter = {other!r}", _header([line], other)[0])
+        for number, line in enumerate(lines[first : first + TITLES], first + 1)
+        for other in DELIMITERS
+    )
+    return TableFile(names, records, delimiter=delimiter, hint=names_hint(names, first + 1, others, wanted))
+
+
+def names_hint(
+    names: Sequence[str], first: int, others: Iterable[tuple[int, str, Sequence[str]]], wanted: Collection[str]
+) -> str:
+    """Return where the column names are if the first line has few of them: lines of titles may precede them.
+
+    Args:
+        names: of the first line.
+        first: its number.
+        others: other readings: number of a line, setting beside `skip-lines` that it needs, and its cells.
+        wanted: column names.
+    """
+    folded = {name.casefold() for name in wanted}
+
+    def count(cells: Iterable[str]) -> int:
+        return len(folded.intersection(map(str.casefold, cells)))
+
+    if 2 * count(names) >= len(folded):
+        return ""
+    readings = [(count(names), first, ""), *((count(cells), number, setting) for number, setting, cells in others)]
+    _, number, setting = max(readings, key=itemgetter(0))
+    settings = [f"skip-lines = {number - 1}"] * (number > first) + [setting] * bool(setting)
+    return f"; line {number} has them: set {' and '.join(settings)} in [file]" if settings else ""
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:

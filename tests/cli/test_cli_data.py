@@ -80,10 +80,20 @@ def test_a_folder_of_training_and_test_data(coterie, table, tmp_path):
     assert_refused(coterie("data", "check", "empty", "--schema", "s.toml"), "neither train.csv nor train.parquet")
 
 
+def test_parquet_files_of_training_and_test_data_are_two_tables(coterie, table, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table()
+    (tmp_path / "site").mkdir()
+    for part in ("train", "test"):
+        parquet.write_table(pyarrow.table({"age": [50.0], "outcome": ["dead"]}), tmp_path / "site" / f"{part}.parquet")
+    status, out, _ = coterie("data", "check", "site", "--schema", "s.toml", "--json")
+    assert (status, [each["records"] for each in document(out)["files"].values()]) == (0, [1, 1])
+
+
 def test_errors_of_the_file_and_of_the_schema(coterie, table, tmp_path):
     path = table(*GOOD)
     path.write_text("age;died\n5;1\n")
-    assert_refused(coterie("data", "check", path, "--schema", "s.toml"), "has no column 'outcome'", "name: 'died'")
+    assert_refused(coterie("data", "check", path, "--schema", "s.toml"), "has no column 'outcome'; rename or add it")
     assert_refused(coterie("data", "check", "absent.csv", "--schema", "s.toml"), "absent.csv does not exist")
     (tmp_path / "s.toml").write_text(SCHEMA.replace("mean = 50", "").replace("scale = 10", "scale = 0"))
     status, out, err = coterie("data", "check", path, "--schema", "s.toml")

@@ -82,6 +82,11 @@ def test_rows_before_and_between_records_count_as_in_the_sheet(workbook):
     assert str(table.findings[0]).endswith("row 8 (x)")
 
 
+def test_a_title_above_the_names_is_named(workbook):
+    with pytest.raises(DataError, match=r"its first line is 'Ward A'; .* line 3 has them: set skip-lines = 2 in"):
+        read_table(workbook([["Ward A"], [], HEAD, *ROWS], head=None), schema())
+
+
 def test_columns_before_the_names_have_no_names(workbook):
     assert len(read_table(workbook([[None, *row] for row in ROWS], head=[None, *HEAD]), schema()).y) == 3
 
