@@ -152,9 +152,24 @@ def schema(
     They must be public knowledge, since every site and the server see them: numbers computed from private records would
     reveal these.
     """
-    from coterie.datasets.tables import draft
+    from coterie.cli.drafts import draft
 
     print(draft(file, label), end="")
+
+
+@app.command()
+def site(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table; columns and encoding are looked at.")],
+    schema: Annotated[Path, typer.Option(metavar="SCHEMA", help="TOML file of the schema (docs/tables.md).")],
+) -> None:
+    """Draft NAME.site.toml, which says how a site's table differs from the schema: check it, and save it beside FILE.
+
+    It has title lines, delimiter, encoding, columns with similar names, and further columns to ignore.
+    """
+    from coterie.cli.drafts import site_draft
+    from coterie.datasets import TableSchema
+
+    print(site_draft(file, TableSchema.load(schema)), end="")
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ from coterie.datasets.records import NOT_NUMERIC
 from coterie.datasets.schema import FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import BadCell, Cell, Notation, as_text, composed
-from coterie.datasets.text_tables import TITLES, Chunk, Problem, TableFile, names_hint
+from coterie.datasets.text_tables import TITLES, Chunk, Problem, TableFile, names_settings
 
 # Records that are read together, of a Parquet file and of a workbook.
 _BATCH, _ROWS = 4096, 1024
@@ -284,11 +284,11 @@ def workbook_table(path: Path, form: FileFormat, wanted: Collection[str]) -> Tab
     with closing(_rows(path, title, form)) as rows:
         lines = [(i, "", [" ".join(as_text(cell).split()) for cell in cells]) for i, cells in islice(rows, TITLES)]
     first, _, names = lines[0] if lines else (0, "", [])
-    hint = names_hint(names, first, lines, wanted)
+    settings = names_settings(names, first, lines, wanted)
     while names and not names[-1]:
         names.pop()
     records = partial(_sheet_records, path, form, title, first, len(names))
-    return TableFile(names, records, hint=hint, losses=losses)
+    return TableFile(names, records, settings=settings, losses=losses)
 
 
 def _checked(path: Path) -> list[Loss]:

@@ -45,28 +45,12 @@ BY_POSITION = "by-position"
 # Names of identifiers, and records that count up in an index: at least, and at most those that are compared.
 _IDENTIFIER = re.compile(r"(unnamed: \d+|index|level_\d+|(.*[ _.-])?(id|uuid|mrn|nr))", re.IGNORECASE)
 _RUN, _COUNTED = 10, 1000
-# Names of columns that may name persons, with several records each.
-_PERSON = re.compile(
+#: Names of columns that may name persons, with several records each.
+PERSON = re.compile(
     r"(.*[ _.-])?(id|uuid|mrn|nr|patient|subject|person|participant|case)([ _.-]?(id|no|nr|number))?", re.IGNORECASE
 )
 # Names of the column of labels or real targets in a table without a schema.
 _TARGETS = ("label", "target")
-
-# Names of columns of free text.
-_TEXT = re.compile(
-    r"(.*[ _.-])?(comments?|notes?|remarks?|text|description|(sur|last|first)?[ _-]?name)", re.IGNORECASE
-)
-
-_DRAFT_UNIT = """# a column that names patients with several records: remove it from ignore, and
-# [unit]
-# {}
-"""
-_DRAFT = """[[columns]]
-{}type = "number"    # or "boolean", or "category", with values = ["...", "..."]
-# mean =            # public knowledge, never computed from private records
-# scale =
-# range = [0, 1]
-"""
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True, units: bool = True) -> Table:
@@ -146,7 +130,7 @@ def repeated_names(path: str | Path, schema: TableSchema) -> str:
         return ""
     used = {column.name for column in (*schema.columns, *schema.targets)}
     for name in _at_site(path, schema)[0].names:
-        if name in used or not _PERSON.fullmatch(name):
+        if name in used or not PERSON.fullmatch(name):
             continue
         most = Counter(filter(None, column_texts(path, schema, name).values())).most_common(1)
         if most and most[0][1] > 1:
@@ -222,7 +206,7 @@ def table_columns(path: Path) -> tuple[str, ...]:
     Raises:
         DataError: the file cannot be read, or has no names.
     """
-    file = _opened(path, FileFormat(), _TARGETS)
+    file = open_table(path, FileFormat(), _TARGETS)
     return tuple(file.names[i] for i in _features(path, file.names, _target(path, file, needed=True)))
 
 
@@ -266,7 +250,7 @@ def _aligned(path: Path, names: Sequence[str], features: list[int], columns: Seq
         )
     problem = ""
     if missing := [name for name in columns if name not in found]:
-        problem = f"has no column {_with_near(missing, [name for name in found if name not in columns])}"
+        problem = f"has no column {_with_near_names(missing, [name for name in found if name not in columns])}"
     elif others := [name for name in found if name not in columns]:
         problem = f"has columns that are not of the run: {some_names(others)}"
     elif len(found) < len(features):
@@ -302,7 +286,7 @@ def parse_columns(text: str) -> tuple[str, ...] | None:
 
 def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None) -> Records:
     """Read a table of plain numbers by the schema that its header implies."""
-    file = _opened(path, FileFormat(), _TARGETS)
+    file = open_table(path, FileFormat(), _TARGETS)
     target = _target(path, file, need_targets)
     features = _aligned(path, file.names, _features(path, file.names, target, columns), columns)
     if not features:
@@ -392,38 +376,12 @@ def unscaled(x: npt.NDArray[Any], y: npt.NDArray[Any], schema: TableSchema | Non
     return f"{what} reaches {value:.3g}; training needs numbers of about [-3, 3]: {way} (docs/tables.md)"
 
 
-def draft(path: Path, label: str | None = None) -> str:
-    """Return a schema to complete, from the column names of a file alone: means and scales must be public knowledge.
-
-    Raises:
-        DataError: the file cannot be read, or has no such label.
-    """
-    import tomli_w
-
-    try:
-        file = _opened(path, FileFormat(), ())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    names = [name for name in file.names if name]
-    if label is not None and label not in names:
-        raise DataError(f"{path} has no column {label!r}; its columns are {some_names(names) or 'none'}")
-    named = tomli_w.dumps({"column": "NAME" if label is None else label})
-    ignored = [name for name in names if name != label and (_PERSON.fullmatch(name) or _TEXT.fullmatch(name))]
-    parts = ["version = 1\n", *([tomli_w.dumps({"ignore": ignored}, multiline_strings=False)] if ignored else [])]
-    parts += [_DRAFT_UNIT.format(tomli_w.dumps({"column": ignored[0]}).strip())] if ignored else []
-    parts += [f'[label]\n{named}# classes = ["...", "..."]\n']
-    parts += ['[file]\ndecimal = ","\n'] if file.delimiter == ";" else []
-    return "\n".join(
-        parts + [_DRAFT.format(tomli_w.dumps({"name": name})) for name in names if name not in (label, *ignored)]
-    )
-
-
 def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
     """Return a file as if it were written as the schema says, and the schema with what it says of this file."""
     schema = schema.at_site(path)
     columns, site = [*schema.columns, *schema.targets], dict(schema.file.columns)
     written = {name: column.name or name for name, column in site.items()}
-    file = _opened(path, schema.file, {written.get(column.name, column.name) for column in columns})
+    file = open_table(path, schema.file, {written.get(column.name, column.name) for column in columns})
     notation = _notation(schema, file)
     missing = {column.name: schema.missing_values_of(column) for column in columns}
     if schema.unit:
@@ -435,7 +393,7 @@ def _notation(schema: TableSchema, file: TableFile) -> Notation:
     return Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
 
 
-def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
+def open_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     """Read the column names of a file, most of which are wanted."""
     if is_parquet_folder(path):
         return parquet_table(path)
@@ -459,11 +417,13 @@ def _need_columns(path: Path, file: TableFile, schema: TableSchema, names: Seque
     header, counts = file.names, Counter(file.names)
     problem, way = "", file.hint
     if missing := [name for name in names if name not in counts]:
-        if not way and any(UNDECODABLE in name or ZERO in name for name in header):
+        if not way and is_garbled(header):
             way = "; set encoding in [file], such as 'cp1252' or 'utf-16-le'"
         if not way and file.delimiter and len(header) == 1 < len(missing) == len(names):
             way = "; separate its cells by comma, semicolon, tab or |"
-        listed = some_names(missing) if way else _with_near(missing, [name for name in header if name not in names])
+        listed = (
+            some_names(missing) if way else _with_near_names(missing, [name for name in header if name not in names])
+        )
         problem = f"has no column {listed}"
         if way or (len(missing) == len(names) and "?)" not in listed):
             problem += (
@@ -485,15 +445,26 @@ def _need_columns(path: Path, file: TableFile, schema: TableSchema, names: Seque
         raise DataError(f"{path} {problem}{way}")
 
 
-def _with_near(missing: Sequence[str], others: Sequence[str]) -> str:
+def _with_near_names(missing: Sequence[str], others: Sequence[str]) -> str:
     """Return names of absent columns as text, with similar names in the file."""
-    folded = {name.casefold(): name for name in others[:_COMPARED]}
-    near = {name: difflib.get_close_matches(name.casefold(), folded, n=1) for name in missing[:_NAMES]}
+    near = near_names(missing[:_NAMES], others)
     shown = [
-        repr(name[:_LONGEST]) + "".join(f" (is it {folded[each][:_LONGEST]!r}?)" for each in found)
-        for name, found in near.items()
+        repr(name[:_LONGEST]) + (f" (is it {near[name][:_LONGEST]!r}?)" if name in near else "")
+        for name in missing[:_NAMES]
     ]
     return ", ".join(shown) + (f" and {len(missing) - _NAMES} more" if len(missing) > _NAMES else "")
+
+
+def near_names(missing: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Return a similar name in the file of each absent column that has one."""
+    folded = {name.casefold(): name for name in others[:_COMPARED]}
+    matches = {name: difflib.get_close_matches(name.casefold(), folded, n=1) for name in missing}
+    return {name: folded[match[0]] for name, match in matches.items() if match}
+
+
+def is_garbled(names: Sequence[str]) -> bool:
+    """Whether column names have bytes that are not of the encoding."""
+    return any(UNDECODABLE in name or ZERO in name for name in names)
 
 
 def some_names(names: Sequence[str]) -> str:

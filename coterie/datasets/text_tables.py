@@ -13,9 +13,9 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -102,7 +102,7 @@ class TableFile:
         records: yields the records, with the cells of the columns at these positions.
         types: of all columns of a parquet file; empty: its cells have types of their own, or are text.
         delimiter: of a text file.
-        hint: where the wanted names are, if the first line has few of them.
+        settings: of `[file]`, with which it has wanted names, if its first line has few of them.
         losses: what is not read beside the records.
     """
 
@@ -110,8 +110,15 @@ class TableFile:
     records: Callable[[Sequence[int]], Iterator[Chunk]]
     types: Sequence[Any] = ()
     delimiter: str = ""
-    hint: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+
+    @property
+    def hint(self) -> str:
+        """What to set, as the end of an error; empty: nothing."""
+        settings = " and ".join(f"{key} = {value!r}" for key, value in self.settings.items())
+        line = f"; line {self.settings['skip-lines'] + 1} has them" if "skip-lines" in self.settings else ""
+        return f"{line}; set {settings} in [file]" if settings else ""
 
 
 def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
@@ -142,24 +149,20 @@ def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFi
     names, height = headers[delimiter]
     skipped = {*form.skip_lines, *range(1, first + height + 1)}
     records = partial(_records, path, form, delimiter, len(names), skipped)
-    others = (
-        (number, "" if other in candidates else f"delimiter = {other!r}", _header([line], other)[0])
+    readings = (
+        (number, "" if other in candidates else other, _header([line], other)[0])
         for number, line in enumerate(lines[first : first + TITLES], first + 1)
         for other in DELIMITERS
     )
-    return TableFile(names, records, delimiter=delimiter, hint=names_hint(names, first + 1, others, wanted))
+    return TableFile(names, records, delimiter=delimiter, settings=names_settings(names, first + 1, readings, wanted))
 
 
-def names_hint(
-    names: Sequence[str], first: int, others: Iterable[tuple[int, str, Sequence[str]]], wanted: Collection[str]
-) -> str:
-    """Return where the column names are if the first line has few of them: lines of titles may precede them.
+def names_settings(
+    names: Sequence[str], first: int, readings: Iterable[tuple[int, str, Sequence[str]]], wanted: Collection[str]
+) -> dict[str, Any]:
+    """Return settings that find more of the wanted names than the first line has, if it has few of them.
 
-    Args:
-        names: of the first line.
-        first: its number.
-        others: other readings: number of a line, setting beside `skip-lines` that it needs, and its cells.
-        wanted: column names.
+    Other readings are the number of a line, the delimiter to set, and the cells.
     """
     folded = {name.casefold() for name in wanted}
 
@@ -167,11 +170,11 @@ def names_hint(
         return len(folded.intersection(map(str.casefold, cells)))
 
     if 2 * count(names) >= len(folded):
-        return ""
-    readings = [(count(names), first, ""), *((count(cells), number, setting) for number, setting, cells in others)]
-    _, number, setting = max(readings, key=itemgetter(0))
-    settings = [f"skip-lines = {number - 1}"] * (number > first) + [setting] * bool(setting)
-    return f"; line {number} has them: set {' and '.join(settings)} in [file]" if settings else ""
+        return {}
+    counts = [(count(names), first, ""), *((count(cells), number, delimiter) for number, delimiter, cells in readings)]
+    _, number, delimiter = max(counts, key=itemgetter(0))
+    settings: dict[str, Any] = {"skip-lines": number - 1} if number > first else {}
+    return settings | ({"delimiter": "tab" if delimiter == "\t" else delimiter} if delimiter else {})
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:

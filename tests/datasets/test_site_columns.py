@@ -5,8 +5,8 @@ import datetime
 import numpy as np
 import pytest
 
+from coterie.cli.drafts import draft
 from coterie.datasets import DataError, SchemaError, TableSchema, facts, own_federation, read_table
-from coterie.datasets.tables import draft
 
 TEXT = """version = 1
 [label]

@@ -87,7 +87,7 @@ def test_rows_before_and_between_records_count_as_in_the_sheet(workbook):
 
 
 def test_a_title_above_the_names_is_named(workbook):
-    with pytest.raises(DataError, match=r"its first line is 'Ward A'; .* line 3 has them: set skip-lines = 2 in"):
+    with pytest.raises(DataError, match=r"its first line is 'Ward A'; .* line 3 has them; set skip-lines = 2 in"):
         read_table(workbook([["Ward A"], [], HEAD, *ROWS], head=None), schema())
 
 

@@ -5,9 +5,10 @@ import pytest
 from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME, SEX
 
+from coterie.cli.drafts import draft
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.table_cells import Notation
-from coterie.datasets.tables import draft, unscaled
+from coterie.datasets.tables import unscaled
 
 SCHEMA = '\nversion = 1\nignore = ["id"]\n' + OUTCOME + AGE + 'missing = "mean"\n' + SEX
 HEADER = "id,age,sex,outcome"
