@@ -111,8 +111,8 @@ def _read(file: Path, schema: TableSchema) -> tuple[dict[Path, Table], list[str]
     from coterie.datasets.client_data import is_table, parts
 
     tables, unreadable = {}, []
-    paths = [file]
-    if file.is_dir() and not is_table(file) and not (paths := parts(file)):
+    paths = (parts(file) if file.is_dir() else []) or [file]
+    if file.is_dir() and paths == [file] and not is_table(file):
         raise DataError(f"{file} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
     for path in paths:
         try:
@@ -152,9 +152,24 @@ def schema(
     They must be public knowledge, since every site and the server see them: numbers computed from private records would
     reveal these.
     """
-    from coterie.datasets.tables import draft
+    from coterie.cli.drafts import draft
 
     print(draft(file, label), end="")
+
+
+@app.command()
+def site(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table; columns and encoding are looked at.")],
+    schema: Annotated[Path, typer.Option(metavar="SCHEMA", help="TOML file of the schema (docs/tables.md).")],
+) -> None:
+    """Draft NAME.site.toml, which says how a site's table differs from the schema: check it, and save it beside FILE.
+
+    It has title lines, delimiter, encoding, columns with similar names, and further columns to ignore.
+    """
+    from coterie.cli.drafts import site_draft
+    from coterie.datasets import TableSchema
+
+    print(site_draft(file, TableSchema.load(schema)), end="")
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -36,12 +36,15 @@ from coterie.datasets.records import NOT_NUMERIC, Array, Records, Shape, class_c
 from coterie.datasets.schema import BOOLEAN, SITE_SUFFIX, Column, TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_encoder import Table
-from coterie.datasets.tables import column_texts, read_table
+from coterie.datasets.tables import column_texts, read_table, some_names
 from coterie.tasks import Task
 
 _MAX_HEADER_BYTES = 64 * 2**10
 _WAY = "fix or remove it"
-_TRAIN, _TEST = ("x", "y"), ("x_test", "y_test")
+# Names of the arrays of an archive; the others are those of MedMNIST and Keras.
+_MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
+_KERAS = ("x_train", "y_train", "x_test", "y_test")
+_NAMES: tuple[tuple[str, ...], ...] = (("x", "y", "x_test", "y_test"), _MEDMNIST, _KERAS)
 #: List of the class names of a run.
 CLASSES = "classes.txt"
 _MAX_CLASSES_BYTES = 2**20
@@ -81,8 +84,9 @@ def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tu
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            given = {member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")}
-            members = {name: f"{name}.npy" for name in (*_TRAIN, *_TEST) if name in given}
+            given = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+            names = next((names for names in _NAMES if names[0] in given), _NAMES[0])
+            members = {name: f"{name}.npy" for name in names if name in given}
             size = sum(_unpacked(archive, member) for member in members.values())
             need_at_most(data_files.MAX_BYTES, size, str(path), "unpacks to")
             arrays: dict[str, Array] = {}
@@ -96,15 +100,22 @@ def read_archive(path: Path, need_targets: bool, task: Task | None = None) -> tu
             f"{path} is not a numpy archive of numeric arrays ({shortened(error)}); write it with numpy.savez(path, "
             "x=..., y=...). Pickled objects are rejected because they could run code"
         ) from None
-    if not need_targets and arrays.keys() == {"x"}:
-        return _records(f"{path}: x", arrays["x"], None), None
-    parts = (_TRAIN, _TEST) if arrays.keys() & {*_TEST} else (_TRAIN,)
-    needed = [name for names in parts for name in names]
-    for name in needed:
-        if name not in arrays:
-            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
-    train, *test = (_records(f"{path}: {x}, {y}", arrays[x], arrays[y], task) for x, y in parts)
-    return train, test[0] if test else None
+    if not arrays.keys() & {*names[2:]}:
+        names = names[:1] if not need_targets and names[1] not in arrays else names[:2]
+    if missing := [name for name in names if name not in arrays]:
+        raise DataError(
+            f"{path} has no array {missing[0]!r}; its arrays are {some_names(given) or 'none'}; write it with "
+            f"numpy.savez(path, {', '.join(f'{name}=...' for name in names)})"
+        )
+    parts = []
+    for pair in filter(None, (names[:2], names[2:])):
+        x, *y = (arrays[name] for name in pair)
+        if names == _MEDMNIST and x.ndim == 4 and x.shape[-1] == 3:  # colours, which come first here
+            x = np.moveaxis(x, -1, 1)
+        parts.append(_records(f"{path}: {', '.join(pair)}", x, y[0] if y else None, task))
+    lost = [Loss("array beside those that are read", "array", examples=(name,)) for name in given if name not in names]
+    train = replace(parts[0], left_out=parts[0].left_out + LeftOut.of(lost))
+    return train, parts[1] if parts[1:] else None
 
 
 def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
@@ -134,6 +145,7 @@ def _records(where: str, x: Array, y: Array | None, task: Task | None = None) ->
     has_targets = y is not None
     y = np.zeros(len(x) if x.ndim else 0) if y is None else y
     cells = task.num_cells if task is not None and has_targets else 1
+    y = y[:, 0] if cells == 1 and y.shape[1:] == (1,) else y
     _check_arrays(where, x, y, cells)
     problems: tuple[str, ...] = () if len(x) else (f"{where}: no records",)
     y, whole = y.astype(np.float64).reshape(len(y), cells), x.dtype.kind in "iu"
@@ -165,7 +177,7 @@ def _records(where: str, x: Array, y: Array | None, task: Task | None = None) ->
 
 def _check_arrays(where: str, x: Array, y: Array, cells: int) -> None:
     """Check types and shapes of arrays, of which y has so many numbers for each record."""
-    for values, allowed in ((x, "iuf"), (y, "iuf" if cells == 1 else "biuf")):
+    for values, allowed in ((x, "iuf"), (y, "biuf")):
         if values.dtype.kind not in allowed:
             raise DataError(f"{where}: {shortened(values.dtype)} {NOT_NUMERIC}")
     of_target = () if cells == 1 else (cells,)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from coterie.datasets.records import NOT_NUMERIC
 from coterie.datasets.schema import FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import BadCell, Cell, Notation, as_text, composed
-from coterie.datasets.text_tables import Chunk, Problem, TableFile
+from coterie.datasets.text_tables import TITLES, Chunk, Problem, TableFile, names_settings
 
 # Records that are read together, of a Parquet file and of a workbook.
 _BATCH, _ROWS = 4096, 1024
@@ -41,6 +41,8 @@ _SUFFIX = ".parquet"
 # A folder of a partition, the value of one without a value, and what programs write beside the records.
 _PARTITION, _NO_VALUE = re.compile(r"([^=]+)=(.*)"), "__HIVE_DEFAULT_PARTITION__"
 _METADATA = re.compile(r"_SUCCESS|_metadata|_common_metadata|_(committed|started)_\d+|\..*\.crc")
+# Files of a split, as Hugging Face publishes them.
+_SHARD = re.compile(r"^(train|test|validation)-\d+-of-\d+(?=[.-])")
 # Folders of table formats whose files also hold records that were deleted or replaced.
 _LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
 _READER = Path(__file__).with_name("workbook_reader.py")
@@ -95,22 +97,34 @@ def parquet_table(path: Path) -> TableFile:
         DataError: it is none, its files have different columns, or pyarrow is not installed.
     """
     losses: list[Loss] = []
-    parts = list[_Part]()
+    parts, splits = list[_Part](), set[str]()
     for part in _parts(path, path, {}, losses) if path.is_dir() else [_Part(path)]:
         with _valid(part.path):
             from pyarrow import parquet
 
             fields = list(parquet.read_schema(part.path))
+        splits |= {*_SHARD.findall(part.path.name)}
         names = [field.name for field in fields]
         if both := [key for key in part.keys if key in names]:
             raise DataError(
                 f"{part.path} has a column {both[0]!r}, but so has the name of its folder; remove one of them"
             )
         parts.append(_Part(part.path, part.keys, names, [field.type for field in fields]))
+    if len(splits) > 1:
+        raise DataError(f"{path} holds {' and '.join(sorted(splits))}; move each into a folder, train and test")
     for part in parts[1:]:
         _need_same_columns(part, parts[0])
     keys = [_type_of([part.keys[key] for part in parts]) for key in parts[0].keys]
     return TableFile(parts[0].columns, partial(_records, parts), [*parts[0].types, *keys], losses=losses)
+
+
+def images_problem(data_type: Any) -> str:
+    """Return what to do with a column of images, as Hugging Face's datasets write them; empty for other types."""
+    from pyarrow import types
+
+    if not types.is_struct(data_type) or {field.name for field in data_type} != {"bytes", "path"}:
+        return ""
+    return " holds images; write each one as a file in a folder of its class, such as train/0/17.png"
 
 
 def is_integer(path: Path, name: str, data_type: Any) -> bool:
@@ -123,7 +137,8 @@ def is_integer(path: Path, name: str, data_type: Any) -> bool:
 
     data_type = data_type.value_type if types.is_dictionary(data_type) else data_type
     if not (types.is_integer(data_type) or types.is_floating(data_type)):
-        raise DataError(f"{path}: column {shortened(name)!r}: {shortened(data_type)} {NOT_NUMERIC}")
+        problem = images_problem(data_type) or f": {shortened(data_type)} {NOT_NUMERIC}, or a schema (docs/tables.md)"
+        raise DataError(f"{path}: column {shortened(name)!r}{problem}")
     return bool(types.is_integer(data_type))
 
 
@@ -249,8 +264,8 @@ def _valid(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is not a valid parquet file ({shortened(error)}); write it again") from None
 
 
-def workbook_table(path: Path, form: FileFormat) -> TableFile:
-    """Read the column names of a sheet of a workbook: the one that `form` names, or the first visible one.
+def workbook_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
+    """Read the column names, most of which are wanted, of the sheet that `form` names, or the first visible one.
 
     Raises:
         DataError: it is no workbook, is too large, has no such sheet, or python-calamine is not installed.
@@ -267,11 +282,13 @@ def workbook_table(path: Path, form: FileFormat) -> TableFile:
     others = [name for name, _, is_empty in sheets.values() if name != title and not is_empty]
     losses += [Loss(reason, "sheet", 1, "left out", (name,), by_rule=bool(form.sheet)) for name in others]
     with closing(_rows(path, title, form)) as rows:
-        first, cells = next(rows, (0, []))
-    names = [" ".join(as_text(cell).split()) for cell in cells]
+        lines = [(i, "", [" ".join(as_text(cell).split()) for cell in cells]) for i, cells in islice(rows, TITLES)]
+    first, _, names = lines[0] if lines else (0, "", [])
+    settings = names_settings(names, first, lines, wanted)
     while names and not names[-1]:
         names.pop()
-    return TableFile(names, partial(_sheet_records, path, form, title, first, len(names)), losses=losses)
+    records = partial(_sheet_records, path, form, title, first, len(names))
+    return TableFile(names, records, settings=settings, losses=losses)
 
 
 def _checked(path: Path) -> list[Loss]:

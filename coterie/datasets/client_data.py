@@ -2,7 +2,7 @@
 
 A path refers to one of
 
-- an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
+- an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`, or one of MedMNIST or Keras;
 - a text, parquet or spreadsheet table with a column `label`, or `target` for real-valued targets; all other columns are
   features. With a schema (:mod:`coterie.datasets.schema`), it may have any columns;
 - a folder of `.parquet` files, in itself or in folders `key=value`;
@@ -53,11 +53,21 @@ _MAX_REASONS = 3
 
 def parts(folder: Path) -> list[Path]:
     """Return the training and test data of a folder; if it has none, the data `client-0` and so on of a simulation."""
+    _need_files(folder)
     found = [path for name in ("train", "test") if (path := find(folder, name))]
     if found:
         return found
     clients = {int(name[1]) for entry in folder.iterdir() if (name := re.match(r"client-(\d+)\b", entry.name))}
     return [path for client in sorted(clients) if (path := find(folder, f"client-{client}"))]
+
+
+def _need_files(folder: Path) -> None:
+    """Reject a folder of Hugging Face's `save_to_disk`, whose files are not read."""
+    load = f"for a file that is read, call datasets.load_from_disk({str(folder)!r})"
+    if (folder / "dataset_dict.json").is_file():
+        raise DataError(f"{folder} was saved by save_to_disk; {load}['train'].to_parquet('train.parquet')")
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        raise DataError(f"{folder} was saved by save_to_disk; {load}.to_parquet('data.parquet')")
 
 
 def beside(folder: Path, lists: Sequence[str] = ()) -> LeftOut:
@@ -118,6 +128,7 @@ def read(path: Path, known: Facts | None, *, need_targets: bool = True) -> tuple
     """
     root = path.expanduser()
     try:
+        _need_files(root)
         train, test = (find(root, part) if root.is_dir() else None for part in ("train", "test"))
         if train is None and test is None:
             return _read(root, root, known, need_targets)

@@ -66,7 +66,7 @@ class Loss:
 
     Attributes:
         reason: such as "unsupported file type .dcm".
-        unit: "record"; "cell"; or "file" or "sheet" if it was not read, and so may hold several records.
+        unit: "record"; "cell"; or "file", "sheet" or "array" if it was not read, and so may hold several records.
         count: number of them.
         effect: "left out"; or, of records that are used, such as "clamped".
         examples: their first names or rows.
@@ -174,7 +174,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """Return the totals in one line."""
-        counts = ((self.records, "record"), (self.files, "file"), (self._count("sheet"), "sheet"))
+        counts = ((self.records, "record"), *((self._count(unit), unit) for unit in ("file", "sheet", "array")))
         return " and ".join(f"{n:,} {unit}{'s' * (n != 1)}" for n, unit in counts if n) or "nothing"
 
     def to_json(self) -> dict[str, Any]:

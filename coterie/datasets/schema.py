@@ -631,7 +631,7 @@ def _file(table: _Table, schema: TableSchema) -> FileFormat:
 
 def _site_columns(table: _Table, schema: TableSchema) -> tuple[tuple[str, SiteColumn], ...]:
     """Return the columns that one site writes in another way."""
-    known = {column.name: column for column in (*schema.columns, schema.label)}
+    known = {column.name: column for column in (*schema.columns, *schema.targets)}
     known |= {schema.unit.name: Column(schema.unit.name, "unit")} if schema.unit else {}
     columns = []
     for name in table.names():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets import data_files
-from coterie.datasets.binary_tables import is_integer, is_parquet_folder, parquet_table, workbook_table
+from coterie.datasets.binary_tables import images_problem, is_integer, is_parquet_folder, parquet_table, workbook_table
 from coterie.datasets.data_files import (
     TABLE_SUFFIXES,
     WORKBOOK_SUFFIXES,
@@ -35,7 +35,7 @@ from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, as_text, composed
 from coterie.datasets.table_encoder import Encoder, Table
-from coterie.datasets.text_tables import MAX_PLAIN_COLUMNS, TableFile, text_table
+from coterie.datasets.text_tables import MAX_PLAIN_COLUMNS, UNDECODABLE, ZERO, TableFile, text_table
 from coterie.datasets.units import Units, is_held_out_unit
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
@@ -45,28 +45,12 @@ BY_POSITION = "by-position"
 # Names of identifiers, and records that count up in an index: at least, and at most those that are compared.
 _IDENTIFIER = re.compile(r"(unnamed: \d+|index|level_\d+|(.*[ _.-])?(id|uuid|mrn|nr))", re.IGNORECASE)
 _RUN, _COUNTED = 10, 1000
-# Names of columns that may name persons, with several records each.
-_PERSON = re.compile(
+#: Names of columns that may name persons, with several records each.
+PERSON = re.compile(
     r"(.*[ _.-])?(id|uuid|mrn|nr|patient|subject|person|participant|case)([ _.-]?(id|no|nr|number))?", re.IGNORECASE
 )
 # Names of the column of labels or real targets in a table without a schema.
 _TARGETS = ("label", "target")
-
-# Names of columns of free text.
-_TEXT = re.compile(
-    r"(.*[ _.-])?(comments?|notes?|remarks?|text|description|(sur|last|first)?[ _-]?name)", re.IGNORECASE
-)
-
-_DRAFT_UNIT = """# a column that names patients with several records: remove it from ignore, and
-# [unit]
-# {}
-"""
-_DRAFT = """[[columns]]
-{}type = "number"    # or "boolean", or "category", with values = ["...", "..."]
-# mean =            # public knowledge, never computed from private records
-# scale =
-# range = [0, 1]
-"""
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True, units: bool = True) -> Table:
@@ -94,11 +78,14 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         file, schema = _at_site(path, schema)
         with_label = all(one.name in file.names for one in schema.targets) if labelled is None else labelled
         columns = [*schema.columns, *(schema.targets if with_label else [])]
-        positions = _positions(path, file, schema, [column.name for column in columns])
+        unit = [schema.unit.name] if schema.unit and units else []
+        _need_columns(path, file, schema, [*(column.name for column in columns), *unit])
+        position_of = {name: i for i, name in enumerate(file.names)}
+        positions = [position_of[column.name] for column in columns]
         for i in positions if file.types else ():
             if file.types[i].num_fields:
-                held = str(file.types[i])[:_LONGEST]
-                raise DataError(f"{path}: column {file.names[i]!r} holds {held}; expected numbers or texts")
+                held = f" holds {str(file.types[i])[:_LONGEST]}; expected numbers or texts"
+                raise DataError(f"{path}: column {file.names[i]!r}{images_problem(file.types[i]) or held}")
         table = _encoded(path, schema, with_label, file, positions)
         return table if schema.unit is None or not units else _with_units(path, schema, schema.unit.name, table)
     except OSError as error:
@@ -143,7 +130,7 @@ def repeated_names(path: str | Path, schema: TableSchema) -> str:
         return ""
     used = {column.name for column in (*schema.columns, *schema.targets)}
     for name in _at_site(path, schema)[0].names:
-        if name in used or not _PERSON.fullmatch(name):
+        if name in used or not PERSON.fullmatch(name):
             continue
         most = Counter(filter(None, column_texts(path, schema, name).values())).most_common(1)
         if most and most[0][1] > 1:
@@ -219,8 +206,8 @@ def table_columns(path: Path) -> tuple[str, ...]:
     Raises:
         DataError: the file cannot be read, or has no names.
     """
-    file = _opened(path, FileFormat(), _TARGETS)
-    return tuple(file.names[i] for i in _features(path, file.names, _target(path, file.names, needed=True)))
+    file = open_table(path, FileFormat(), _TARGETS)
+    return tuple(file.names[i] for i in _features(path, file.names, _target(path, file, needed=True)))
 
 
 def _features(path: Path, names: Sequence[str], target: int | None, columns: Sequence[str] | None = None) -> list[int]:
@@ -261,15 +248,15 @@ def _aligned(path: Path, names: Sequence[str], features: list[int], columns: Seq
             f"{path} has columns {some_names(list(found))}, but the run names none to compare: set columns = "
             f"{shortened(columns_text(found))!r} or {BY_POSITION!r}, or describe the table by a schema"
         )
-    problems = (
-        [f"has no column {some_names(missing)}"] if (missing := [name for name in columns if name not in found]) else []
-    )
-    if others := [name for name in found if name not in columns]:
-        problems.append(f"has columns that are not of the run: {some_names(others)}")
-    if len(found) < len(features):
-        problems.append("has two columns of one name")
-    if problems:
-        raise DataError(f"{path} {'; '.join(problems)}; the columns of the run are {some_names(columns)}")
+    problem = ""
+    if missing := [name for name in columns if name not in found]:
+        problem = f"has no column {_with_near_names(missing, [name for name in found if name not in columns])}"
+    elif others := [name for name in found if name not in columns]:
+        problem = f"has columns that are not of the run: {some_names(others)}"
+    elif len(found) < len(features):
+        problem = "has two columns of one name"
+    if problem:
+        raise DataError(f"{path} {problem}; the columns of the run are {some_names(columns)}")
     return [found[name] for name in columns]
 
 
@@ -299,8 +286,8 @@ def parse_columns(text: str) -> tuple[str, ...] | None:
 
 def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None) -> Records:
     """Read a table of plain numbers by the schema that its header implies."""
-    file = _opened(path, FileFormat(), _TARGETS)
-    target = _target(path, file.names, need_targets)
+    file = open_table(path, FileFormat(), _TARGETS)
+    target = _target(path, file, need_targets)
     features = _aligned(path, file.names, _features(path, file.names, target, columns), columns)
     if not features:
         raise DataError(f"{path}: records without features; add columns of numbers")
@@ -342,8 +329,9 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
     )
 
 
-def _target(path: Path, names: Sequence[str], needed: bool) -> int | None:
+def _target(path: Path, file: TableFile, needed: bool) -> int | None:
     """Return the index of the label or target column; None if there is none, and none is needed."""
+    names = file.names
     targets = [i for i, name in enumerate(names) if name in _TARGETS]
     if not targets and not needed:
         return None
@@ -351,7 +339,7 @@ def _target(path: Path, names: Sequence[str], needed: bool) -> int | None:
         some = shortened(", ".join(names[:_NAMES]) + (", ..." if len(names) > _NAMES else ""))
         raise DataError(
             f"{path} must have one column named label, or target for real targets, but has {len(targets)}; its columns "
-            f"are {some or 'none'}"
+            f"are {some or 'none'}{file.hint and file.hint + ' of a schema'}"
         )
     return targets[0]
 
@@ -388,38 +376,12 @@ def unscaled(x: npt.NDArray[Any], y: npt.NDArray[Any], schema: TableSchema | Non
     return f"{what} reaches {value:.3g}; training needs numbers of about [-3, 3]: {way} (docs/tables.md)"
 
 
-def draft(path: Path, label: str | None = None) -> str:
-    """Return a schema to complete, from the column names of a file alone: means and scales must be public knowledge.
-
-    Raises:
-        DataError: the file cannot be read, or has no such label.
-    """
-    import tomli_w
-
-    try:
-        file = _opened(path, FileFormat(), ())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    names = [name for name in file.names if name]
-    if label is not None and label not in names:
-        raise DataError(f"{path} has no column {label!r}; its columns are {some_names(names) or 'none'}")
-    named = tomli_w.dumps({"column": "NAME" if label is None else label})
-    ignored = [name for name in names if name != label and (_PERSON.fullmatch(name) or _TEXT.fullmatch(name))]
-    parts = ["version = 1\n", *([tomli_w.dumps({"ignore": ignored}, multiline_strings=False)] if ignored else [])]
-    parts += [_DRAFT_UNIT.format(tomli_w.dumps({"column": ignored[0]}).strip())] if ignored else []
-    parts += [f'[label]\n{named}# classes = ["...", "..."]\n']
-    parts += ['[file]\ndecimal = ","\n'] if file.delimiter == ";" else []
-    return "\n".join(
-        parts + [_DRAFT.format(tomli_w.dumps({"name": name})) for name in names if name not in (label, *ignored)]
-    )
-
-
 def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
     """Return a file as if it were written as the schema says, and the schema with what it says of this file."""
     schema = schema.at_site(path)
     columns, site = [*schema.columns, *schema.targets], dict(schema.file.columns)
     written = {name: column.name or name for name, column in site.items()}
-    file = _opened(path, schema.file, {written.get(column.name, column.name) for column in columns})
+    file = open_table(path, schema.file, {written.get(column.name, column.name) for column in columns})
     notation = _notation(schema, file)
     missing = {column.name: schema.missing_values_of(column) for column in columns}
     if schema.unit:
@@ -431,7 +393,7 @@ def _notation(schema: TableSchema, file: TableFile) -> Notation:
     return Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
 
 
-def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
+def open_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     """Read the column names of a file, most of which are wanted."""
     if is_parquet_folder(path):
         return parquet_table(path)
@@ -442,38 +404,67 @@ def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     need_regular(path)
     if suffix_of(path) == ".parquet":
         return parquet_table(path)
-    return workbook_table(path, form) if suffix_of(path) in WORKBOOK_SUFFIXES else text_table(path, form, wanted)
+    read = workbook_table if suffix_of(path) in WORKBOOK_SUFFIXES else text_table
+    return read(path, form, wanted)
 
 
-def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:
-    """Return the positions of the requested columns.
+def _need_columns(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> None:
+    """Check the columns of a file; an error is about absent columns, or about repeated ones, or about further ones.
 
     Raises:
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
-    unit = schema.unit.name if schema.unit else ""
-    expected_names = {*names, *(column.name for column in schema.targets), *(schema.ignore or ()), unit, ""}
-    header = file.names
-    counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
-    missing = [name for name in names if name not in positions]
-    others = [] if schema.ignore is None else [name for name in header if name not in expected_names]
-    twice = [name for name in names if counts[name] > 1]
-    problems = []
-    if missing:
-        near = difflib.get_close_matches(missing[0], header[:_COMPARED], n=1)
-        hint = f" (is it {near[0]!r}?)" if near else ", which [file.columns] renames or declares absent"
-        problems.append(f"has no column {some_names(missing)}{hint}")
-    if others:
-        problems.append(f"has columns that the schema does not name: {some_names(others)}; add them to ignore")
-    if twice:
-        problems.append(f"has two columns {some_names(twice)}")
-    if len(missing) == len(names):
-        problems.append(
-            f"its first line is {','.join(header)[:200]!r}; expected column names in {schema.file.encoding}{file.hint}"
+    header, counts = file.names, Counter(file.names)
+    problem, way = "", file.hint
+    if missing := [name for name in names if name not in counts]:
+        if not way and is_garbled(header):
+            way = "; set encoding in [file], such as 'cp1252' or 'utf-16-le'"
+        if not way and file.delimiter and len(header) == 1 < len(missing) == len(names):
+            way = "; separate its cells by comma, semicolon, tab or |"
+        listed = (
+            some_names(missing) if way else _with_near_names(missing, [name for name in header if name not in names])
         )
-    if problems:
-        raise DataError(f"{path} {'; '.join(problems)}")
-    return [positions[name] for name in names]
+        problem = f"has no column {listed}"
+        if way or (len(missing) == len(names) and "?)" not in listed):
+            problem += (
+                f": its first line is {','.join(header)[:200]!r}; expected column names in {schema.file.encoding}"
+            )
+        else:
+            filled = {column.name for column in schema.columns if column.missing not in ("error", "drop")}
+            absent = ", or declare it absent there" if filled.issuperset(missing) and "?)" not in listed else ""
+            way = f"; rename or add {'each' if missing[1:] else 'it'}, or give its name in [file.columns]{absent}"
+    elif twice := [name for name in names if counts[name] > 1]:
+        problem, way = f"has two columns {some_names(twice)}", "; rename or remove one"
+    elif schema.ignore is not None:
+        unit = schema.unit.name if schema.unit else ""
+        expected = {*names, *(column.name for column in schema.targets), *schema.ignore, unit, ""}
+        others = [name for name in header if name not in expected]
+        problem = f"has columns that the schema does not name: {some_names(others)}" * bool(others)
+        way = "; add them to ignore"
+    if problem:
+        raise DataError(f"{path} {problem}{way}")
+
+
+def _with_near_names(missing: Sequence[str], others: Sequence[str]) -> str:
+    """Return names of absent columns as text, with similar names in the file."""
+    near = near_names(missing[:_NAMES], others)
+    shown = [
+        repr(name[:_LONGEST]) + (f" (is it {near[name][:_LONGEST]!r}?)" if name in near else "")
+        for name in missing[:_NAMES]
+    ]
+    return ", ".join(shown) + (f" and {len(missing) - _NAMES} more" if len(missing) > _NAMES else "")
+
+
+def near_names(missing: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Return a similar name in the file of each absent column that has one."""
+    folded = {name.casefold(): name for name in others[:_COMPARED]}
+    matches = {name: difflib.get_close_matches(name.casefold(), folded, n=1) for name in missing}
+    return {name: folded[match[0]] for name, match in matches.items() if match}
+
+
+def is_garbled(names: Sequence[str]) -> bool:
+    """Whether column names have bytes that are not of the encoding."""
+    return any(UNDECODABLE in name or ZERO in name for name in names)
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
 #: What stands for bytes that are not of the file's encoding, and the zero byte of a damaged file.
 UNDECODABLE, ZERO = "\N{REPLACEMENT CHARACTER}", "\0"
 # Characters that are read together, and lines among which column names are looked for.
-_BLOCK, _TITLES = 2**18, 20
+_BLOCK, TITLES = 2**18, 20
 # Excel's first line.
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?[,;\t|]*", re.IGNORECASE)
 _UNENDED = "no line end after the last record"
@@ -102,7 +102,7 @@ class TableFile:
         records: yields the records, with the cells of the columns at these positions.
         types: of all columns of a parquet file; empty: its cells have types of their own, or are text.
         delimiter: of a text file.
-        hint: of a text file without the wanted names: where they are.
+        settings: of `[file]`, with which it has wanted names, if its first line has few of them.
         losses: what is not read beside the records.
     """
 
@@ -110,8 +110,15 @@ class TableFile:
     records: Callable[[Sequence[int]], Iterator[Chunk]]
     types: Sequence[Any] = ()
     delimiter: str = ""
-    hint: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+
+    @property
+    def hint(self) -> str:
+        """What to set, as the end of an error; empty: nothing."""
+        settings = " and ".join(f"{key} = {value!r}" for key, value in self.settings.items())
+        line = f"; line {self.settings['skip-lines'] + 1} has them" if "skip-lines" in self.settings else ""
+        return f"{line}; set {settings} in [file]" if settings else ""
 
 
 def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
@@ -142,13 +149,32 @@ def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFi
     names, height = headers[delimiter]
     skipped = {*form.skip_lines, *range(1, first + height + 1)}
     records = partial(_records, path, form, delimiter, len(names), skipped)
-    hint = ""
-    if not {*wanted}.intersection(names):  # lines of titles may precede them
-        titles = lines[first : first + _TITLES]
-        counts = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in titles]
-        position = counts.index(max(counts)) if any(counts) else None
-        hint = "" if position is None else f"; line {position + 1} has them: set skip-lines = {position}"
-    return TableFile(names, records, delimiter=delimiter, hint=hint)
+    readings = (
+        (number, "" if other in candidates else other, _header([line], other)[0])
+        for number, line in enumerate(lines[first : first + TITLES], first + 1)
+        for other in DELIMITERS
+    )
+    return TableFile(names, records, delimiter=delimiter, settings=names_settings(names, first + 1, readings, wanted))
+
+
+def names_settings(
+    names: Sequence[str], first: int, readings: Iterable[tuple[int, str, Sequence[str]]], wanted: Collection[str]
+) -> dict[str, Any]:
+    """Return settings that find more of the wanted names than the first line has, if it has few of them.
+
+    Other readings are the number of a line, the delimiter to set, and the cells.
+    """
+    folded = {name.casefold() for name in wanted}
+
+    def count(cells: Iterable[str]) -> int:
+        return len(folded.intersection(map(str.casefold, cells)))
+
+    if 2 * count(names) >= len(folded):
+        return {}
+    counts = [(count(names), first, ""), *((count(cells), number, delimiter) for number, delimiter, cells in readings)]
+    _, number, delimiter = max(counts, key=itemgetter(0))
+    settings: dict[str, Any] = {"skip-lines": number - 1} if number > first else {}
+    return settings | ({"delimiter": "tab" if delimiter == "\t" else delimiter} if delimiter else {})
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:

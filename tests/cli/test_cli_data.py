@@ -1,5 +1,7 @@
 """`coterie data`: all errors of a table at once, for its owner alone, and drafts without numbers."""
 
+import tomllib
+
 import numpy as np
 import pytest
 from kit.commands import assert_refused, document
@@ -80,10 +82,20 @@ def test_a_folder_of_training_and_test_data(coterie, table, tmp_path):
     assert_refused(coterie("data", "check", "empty", "--schema", "s.toml"), "neither train.csv nor train.parquet")
 
 
+def test_parquet_files_of_training_and_test_data_are_two_tables(coterie, table, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table()
+    (tmp_path / "site").mkdir()
+    for part in ("train", "test"):
+        parquet.write_table(pyarrow.table({"age": [50.0], "outcome": ["dead"]}), tmp_path / "site" / f"{part}.parquet")
+    status, out, _ = coterie("data", "check", "site", "--schema", "s.toml", "--json")
+    assert (status, [each["records"] for each in document(out)["files"].values()]) == (0, [1, 1])
+
+
 def test_errors_of_the_file_and_of_the_schema(coterie, table, tmp_path):
     path = table(*GOOD)
     path.write_text("age;died\n5;1\n")
-    assert_refused(coterie("data", "check", path, "--schema", "s.toml"), "has no column 'outcome'", "name: 'died'")
+    assert_refused(coterie("data", "check", path, "--schema", "s.toml"), "has no column 'outcome'; rename or add it")
     assert_refused(coterie("data", "check", "absent.csv", "--schema", "s.toml"), "absent.csv does not exist")
     (tmp_path / "s.toml").write_text(SCHEMA.replace("mean = 50", "").replace("scale = 10", "scale = 0"))
     status, out, err = coterie("data", "check", path, "--schema", "s.toml")
@@ -166,3 +178,46 @@ def test_scales_are_no_longer_computed_from_records(coterie, table, tmp_path, wo
     assert_refused(coterie("data", "scales", *words), *refusal)
     assert sorted(tmp_path.iterdir()) == files
     assert "│ scales" not in coterie("data", "--help")[1]
+
+
+# ---- drafts of what a site says about its table ----------------------------------------------------------------------
+
+
+def test_a_draft_of_a_site_makes_its_table_readable(coterie, table, tmp_path):
+    path = table()
+    path.write_bytes("Klinik Süd\n\nAGE;Straße;Outcome\n50,5;Mühlweg;dead\n".encode("cp1252"))
+    status, out, err = coterie("data", "site", path, "--schema", "s.toml")
+    assert (status, err) == (0, "")
+    assert tomllib.loads(out) == {
+        "ignore": ["Straße"],
+        "file": {
+            "encoding": "cp1252",
+            "skip-lines": 2,
+            "decimal": ",",
+            "columns": {"outcome": {"name": "Outcome"}, "age": {"name": "AGE"}},
+        },
+    }
+    assert "50,5" not in out
+    assert out.startswith("# t.site.toml: check all of it")
+    (tmp_path / "t.site.toml").write_text(out)
+    assert coterie("data", "check", path, "--schema", "s.toml")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected"),
+    [
+        ("age,outcome\n50,dead\n", "t.csv", {}),
+        ("Export\nage,outcome\n50,dead\n", "t.tsv", {"file": {"skip-lines": 1, "delimiter": ","}}),
+        ("age\toutcome\n50\tdead\n".encode("utf-16-le"), "t.csv", {"file": {"encoding": "utf-16-le"}}),
+        ("age,outcome\n50,dead\n".encode("utf-16-be"), "t.csv", {"file": {"encoding": "utf-16-be"}}),
+        ("age,x,y\n50,dead,1\n", "t.csv", {"ignore": ["x", "y"], "file": {"columns": {"outcome": {}}}}),
+        ("age,outcome\n50,de\0d\n", "t.csv", {}),
+    ],
+)
+def test_a_draft_of_a_site_says_what_differs(coterie, table, tmp_path, content, name, expected):
+    path = table(name=name)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    out = coterie("data", "site", path, "--schema", "s.toml")[1]
+    assert tomllib.loads(out) == expected
+    path.with_name("t.site.toml").write_text(out)
+    assert "t.site.toml" not in "".join(map(str, coterie("data", "check", path, "--schema", "s.toml")[1:]))

@@ -8,6 +8,7 @@ import stat
 
 import numpy as np
 import pytest
+from kit.commands import assert_refused
 from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME
 from PIL import Image
@@ -279,3 +280,31 @@ def test_a_simulation_warns_of_files_that_are_left_out(tmp_path, caplog):
     (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
     assert len(own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None).shard(0).y)
     assert "client 0: 40 usable records: unsupported file type .dcm, 1 file left out (1 of class 1)" in caplog.text
+
+
+# ---- files of Hugging Face -------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_save_to_disk_is_named_with_the_way_out(coterie, tmp_path):
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    for name, files, recipe in (
+        ("part", ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"), ".to_parquet('data.parquet')"),
+        ("parts", ("dataset_dict.json", "train/state.json"), "['train'].to_parquet('train.parquet')"),
+    ):
+        for file in files:
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).touch()
+        message = f"{name} was saved by save_to_disk; for a file that is read, call datasets.load_from_disk("
+        for more in ((), ("--schema", "s.toml")):
+            assert_refused(coterie("data", "check", name, *more), message, recipe)
+
+
+def test_images_in_a_parquet_file_are_named_with_the_way_out(tmp_path):
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    rows = [{"age": {"bytes": b"\x89PNG", "path": "a.png"}, "outcome": "alive", "label": 0}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows).drop(["outcome"]), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows).drop(["label"]), tmp_path / "b.parquet")
+    for name, declared in (("a", DECLARED), ("b", Declared.of(str(tmp_path / "s.toml"), None, None, None))):
+        with pytest.raises(DataError, match=f"{name}.parquet: column 'age' holds images; write each one as a file in"):
+            report(tmp_path / f"{name}.parquet", declared)

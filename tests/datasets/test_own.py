@@ -265,10 +265,10 @@ def folder(path, *files):
 
 ARCHIVES = {
     r"x, y must have shapes .*, not \(12, 1, 6, 5\) and \(5,\)": (X, Y[:5]),
-    r"must have shapes .*, not .* and \(12, 1\)": (X, Y[:, None]),
+    r"must have shapes .*, not .* and \(12, 2\)": (X, np.stack([Y, Y], axis=1)),
     r"x, y must have shapes .*, not \(12,\)": (X[:, 0, 0, 0], Y),
     "no records": (X[:0], Y[:0]),
-    "bool is not a numeric type": (X, Y.astype(bool)),
+    "bool is not a numeric type": (X.astype(bool), Y),
     "record 5, .* infinite": (np.where(np.arange(12)[:, None, None] == 5, 1e300, X[:, 0] / 255), Y),
     "record 7, .* has NaN": (X, np.where(np.arange(12) == 7, np.nan, Y)),
     "a label is -1; labels must be integers from 0": (X, np.where(Y == 0, -1, Y)),
@@ -342,8 +342,10 @@ FOLDERS = {
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),
     "b.npz is not a numpy archive of numeric arrays": lambda p: text(p / "b.npz", ""),
-    "has no array 'y'; expected x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
-    "has no array 'y_test'; expected x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
+    "has no array 'y'; its arrays are 'x'; write it with": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
+    r"has no array 'y_test'; .* numpy.savez\(path, x=..., y=..., x_test=..., y_test=": lambda p: write_npz(
+        p / "a", X, Y, x_test=X
+    ),
     "own/0/broken.png is not a (readable|supported) image": lambda p: broken_picture(p / "own"),
     "deep.tif has more than 16 bits per pixel": lambda p: deep_picture(p / "own"),
     r"own/bird: unknown class 'bird'; .* in classes.txt \(not found\)": lambda p: unnamed_class(p / "own"),

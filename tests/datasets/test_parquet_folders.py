@@ -210,3 +210,15 @@ def test_a_changed_partition_has_another_fingerprint(folder):
     before = fingerprint(folder)
     (folder / "site=a").rename(folder / "site=d%2Fe")
     assert fingerprint(folder) != before
+
+
+def test_files_of_several_splits_are_refused(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path / "data" / f"{part}-00000-of-00001.parquet", label=[0], age=[1])
+    with pytest.raises(DataError, match="data holds test and train; move each into a folder, train and test"):
+        report(tmp_path / "data")
+    for part in ("train", "test"):
+        (tmp_path / "data" / part).mkdir()
+        name = f"{part}-00000-of-00001.parquet"
+        (tmp_path / "data" / name).rename(tmp_path / "data" / part / name)
+    assert report(tmp_path / "data").summary == "1 records of 1 numbers, classes 0..0, 1 more for testing"

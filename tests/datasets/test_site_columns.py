@@ -5,8 +5,8 @@ import datetime
 import numpy as np
 import pytest
 
+from coterie.cli.drafts import draft
 from coterie.datasets import DataError, SchemaError, TableSchema, facts, own_federation, read_table
-from coterie.datasets.tables import draft
 
 TEXT = """version = 1
 [label]
@@ -247,3 +247,16 @@ def test_a_code_that_nobody_declared_fails_the_check(tmp_path, coterie, severity
     if severity:
         path.with_name("client-0.site.toml").write_text("[file.columns.severity]\nmissing-values = [9]")
         assert coterie(*arguments, "--filled", "0.7")[0] in (0, None)
+
+
+def test_labels_of_a_record_may_have_other_names(tmp_path):
+    text = TEXT.replace('[label]\ncolumn = "died"\nclasses = ["no", "yes"]', '[labels]\ncolumns = ["died", "fell"]')
+    lines = ["patient,age,sex,glucose,severity,died,Sturz", "P1,70,M,5,2,1,0", "P2,50,F,,,0,1"]
+    path = written(tmp_path, lines, '[file.columns.fell]\nname = "Sturz"')
+    assert len(read_table(path, TableSchema.parse(text)).y) == 2
+
+
+def test_the_column_of_patients_is_never_to_be_ignored(tmp_path):
+    lines = [PLAIN[0].replace("patient", "Patient"), *PLAIN[1:]]
+    with pytest.raises(DataError, match=r"has no column 'patient' \(is it 'Patient'\?\); rename or add it, or give"):
+        read_table(written(tmp_path, lines), SCHEMA)

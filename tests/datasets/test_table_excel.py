@@ -6,7 +6,7 @@ from datetime import date
 import numpy as np
 import pytest
 from kit.own_files import read_shard
-from kit.workbooks import XLS, Raw, write_ods, write_xlsx
+from kit.workbooks import XLS, Raw, write_ods, write_xlsb, write_xlsx
 
 from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, read_table
 from coterie.tasks import task_of
@@ -61,7 +61,11 @@ def found(table):
 def test_a_workbook_is_the_same_table_as_text(workbook, tmp_path):
     (tmp_path / "t.csv").write_text("age,sex,outcome\n70,m,yes\n45.5,f,no\n60,f,yes\n")
     expected = read_table(tmp_path / "t.csv", schema())
-    for path in (workbook(), write_ods(tmp_path / "t.ods", [HEAD, *ROWS])):
+    for path in (
+        workbook(),
+        write_ods(tmp_path / "t.ods", [HEAD, *ROWS]),
+        write_xlsb(tmp_path / "t.xlsb", [HEAD, *ROWS]),
+    ):
         table = read_table(path, schema())
         np.testing.assert_array_equal(table.x, expected.x)
         np.testing.assert_array_equal(table.y, expected.y)
@@ -80,6 +84,11 @@ def test_rows_before_and_between_records_count_as_in_the_sheet(workbook):
     assert (table.records, table.index.tolist()) == (3, [0, 1])
     assert found(table) == [("age", "not a number", "dropped", [8])]
     assert str(table.findings[0]).endswith("row 8 (x)")
+
+
+def test_a_title_above_the_names_is_named(workbook):
+    with pytest.raises(DataError, match=r"its first line is 'Ward A'; .* line 3 has them; set skip-lines = 2 in"):
+        read_table(workbook([["Ward A"], [], HEAD, *ROWS], head=None), schema())
 
 
 def test_columns_before_the_names_have_no_names(workbook):

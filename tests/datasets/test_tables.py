@@ -5,9 +5,10 @@ import pytest
 from kit.own_files import read_shard
 from kit.site_tables import AGE, OUTCOME, SEX
 
+from coterie.cli.drafts import draft
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.table_cells import Notation
-from coterie.datasets.tables import draft, unscaled
+from coterie.datasets.tables import unscaled
 
 SCHEMA = '\nversion = 1\nignore = ["id"]\n' + OUTCOME + AGE + 'missing = "mean"\n' + SEX
 HEADER = "id,age,sex,outcome"
@@ -194,11 +195,26 @@ def test_columns_must_match_the_schema(table):
     for header, message in (
         (
             "id,Age,sex,outcome",
-            r"has no column 'age' \(is it 'Age'\?\); has columns that the schema does not name: 'Age'",
+            r"has no column 'age' \(is it 'Age'\?\); rename or add it, or give its name in \[file.columns\]$",
         ),
-        ("id,sex", "has no column 'age', 'outcome', which .file.columns. renames or declares absent"),
+        ("id,sex", r"has no column 'age', 'outcome'; rename or add each, or give its name in \[file.columns\]"),
+        ("id,aeg,sex,outcom", r"has no column 'age' \(is it 'aeg'\?\), 'outcome' \(is it 'outcom'\?\); rename"),
+        ("ID,AGE,SEX,OUTCOME", r"column 'age' \(is it 'AGE'\?\), 'sex' \(is it 'SEX'\?\), 'outcome' \(is it 'OUTCOME'"),
+        ("id,age,sex,x", r"has no column 'outcome'; rename or add it, or give its name in \[file.columns\]$"),
+        (
+            "id,sex,outcome",
+            r"has no column 'age'; .*, or give its name in \[file.columns\], or declare it absent there$",
+        ),
         ("id,age,sex,outcome,x,y", "does not name: 'x', 'y'; add them to ignore$"),
-        ("id,age,age,sex,outcome", "has two columns 'age'$"),
+        ("id,age,age,sex,outcome", "has two columns 'age'; rename or remove one$"),
+        (
+            "id:age:sex:outcome",
+            "'id:age:sex:outcome'; expected column names in utf-8; separate its cells by comma, sem",
+        ),
+        (
+            "\ufffdge,id,sex,outcome",
+            "no column 'age': its first line is .* set encoding in .file., such as 'cp1252' or",
+        ),
         ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in utf-8"),
         ("", "expected column names"),
     ):

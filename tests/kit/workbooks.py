@@ -1,5 +1,6 @@
-"""Small .xlsx and .ods files, written as XML, and an .xls file."""
+"""Small .xlsx and .ods files, written as XML, .xlsb files, and an .xls file."""
 
+import struct
 import zipfile
 import zlib
 from base64 import b64decode
@@ -99,6 +100,39 @@ def write_ods(path, rows, repeated=1):
         archive.writestr("META-INF/manifest.xml", manifest)
         body = f"<office:body><office:spreadsheet>{body}</office:spreadsheet></office:body>"
         archive.writestr("content.xml", f"<office:document-content {names}>{body}</office:document-content>")
+    return path
+
+
+def _record(kind, content=b""):
+    """A record of an .xlsb file: type and size, 7 bits a byte, and content."""
+    return b"".join(bytes([n & 127 | 128, n >> 7] if n > 127 else [n]) for n in (kind, len(content))) + content
+
+
+def _wide(text):
+    return struct.pack("<I", len(text)) + text.encode("utf-16-le")
+
+
+def write_xlsb(path, rows):
+    """Write a sheet of numbers and texts as [MS-XLSB] has it; its path."""
+    sheets = _record(0x9C, struct.pack("<II", 0, 1) + _wide("r1") + _wide("Sheet"))
+    book = _record(0x83) + _record(0x99, bytes(12)) + _record(0x8F) + sheets + _record(0x90)
+    book += _record(0x9D, bytes(26)) + _record(0x84)
+    cells = b""
+    for i, row in enumerate(rows):
+        cells += _record(0, struct.pack("<I", i) + bytes(21))
+        for j, value in enumerate(row):
+            is_text = isinstance(value, str)
+            content = _wide(value) if is_text else struct.pack("<d", value)
+            cells += _record(6 if is_text else 5, struct.pack("<II", j, 0) + content)
+    size = struct.pack("<4I", 0, len(rows) - 1, 0, len(rows[0]) - 1)
+    sheet = _record(0x81) + _record(0x94, size) + _record(0x91) + cells + _record(0x92) + _record(0x82)
+    link = f'<Relationship Id="r1" Type="{_OFFICE}/worksheet" Target="worksheets/sheet1.bin"/>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "xl/_rels/workbook.bin.rels", f'<Relationships xmlns="{_PACKAGE}/relationships">{link}</Relationships>'
+        )
+        archive.writestr("xl/workbook.bin", book)
+        archive.writestr("xl/worksheets/sheet1.bin", sheet)
     return path
 
 

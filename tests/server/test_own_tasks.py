@@ -111,7 +111,7 @@ def test_test_arrays_are_read_too(tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x[:10], y_test=y[:10])
     assert "10 more for testing" in describe(tmp_path / "a.npz", declared)
     np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x[:10])
-    with pytest.raises(DataError, match="has no array 'y_test'; expected x, y, x_test, y_test"):
+    with pytest.raises(DataError, match="has no array 'y_test'; its arrays are 'x', 'y', 'x_test'; write"):
         describe(tmp_path / "a.npz", declared)
 
 
