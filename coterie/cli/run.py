@@ -255,8 +255,7 @@ def _headline(folder: Any) -> str:
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """Show a progress bar on a terminal, or a line per evaluated round elsewhere."""
     rounds, done = folder.config.run.rounds, folder.resumed.round if folder.resumed else 0
-    score = folder.config.task.score_name
-    name = f"{'exact ' * folder.plan.private}{score[0].lower()}{score[1:]}"
+    name = f"{'exact ' * folder.plan.private}{folder.config.task.score_name}"
     name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else name
     if not console.is_terminal:
         began, first = time.monotonic(), done

@@ -163,6 +163,10 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Done, int], No
 
 
 def _summary(done: Done) -> str:
-    accuracy = (done.result or {}).get("accuracy")
-    outcome = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.error or "no accuracy"
+    from coterie.results import Diagnostics
+    from coterie.tasks import of_metrics
+
+    scores = Diagnostics.of(done.result or {})
+    name = of_metrics(scores).score_name
+    outcome = done.error or f"no {name}" if scores.accuracy is None else f"{name} {100 * scores.accuracy:.2f} %"
     return f"{done.cell.title}: {outcome}"
