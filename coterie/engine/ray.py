@@ -62,8 +62,8 @@ def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Itera
         room = sum(count // client_cpus for count in cores)
         if not room:  # Ray would wait for a larger node
             raise EngineError(
-                f"--client-cpus {client_cpus}: Ray runs a client on one node, and its largest has {max(cores, default=0)} "
-                "cores: use fewer cores, or set RAY_ADDRESS to a larger cluster"
+                f"--client-cpus {client_cpus}: Ray runs a client on one node, and its largest has "
+                f"{max(cores, default=0)} cores: use fewer cores, or set RAY_ADDRESS to a larger cluster"
             )
         workers = RayWorkers(room, client_cpus)
         try:

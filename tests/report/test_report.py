@@ -397,7 +397,7 @@ def test_scores_of_real_numbers_are_called_r_squared(tmp_path):
     assert_shown(text, f"How good? {score} 81.2 %", f"Held-out {score}: the mean over clients")
     assert "accuracy" not in text.replace("accuracy.csv", "")
     assert accuracy_graphic(read_run(folders[0])).panels[0][1].axes[0].get_ylabel() == score
-    assert f"{score} │ 81.2 %" in shown(outcome(result), CERTIFICATE)
+    assert re.search(rf"{score} +│ 81.2 %", shown(outcome(result), CERTIFICATE))
     text = words(page(*folders)).partition("a ifca")[0]
     assert_shown(text, f"runs {score} worst group", f"Held-out {score}, mean over clients", f"seed {score} ε δ")
     folders.append(make_run(tmp_path / "classes"))
