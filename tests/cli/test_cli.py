@@ -303,6 +303,17 @@ def test_a_run_without_the_report_room_says_so(coterie, tmp_path, monkeypatch):
     assert (tmp_path / "one" / "result.json").exists()
 
 
+def test_a_report_lies_in_the_run_folder_wherever_it_is_asked_for(coterie, tmp_path):
+    folder = tmp_path / "runs" / "one"
+    assert coterie("run", *settings(rounds=1), "--out", folder)[0] == 0
+    (folder / "report.html").unlink()
+    status, out, _ = coterie("report", folder)
+    assert (status, out.splitlines()[-1]) == (0, str(folder / "report.html"))
+    assert (folder / "report.html").exists()
+    assert not (tmp_path / "report.html").exists()
+    assert coterie("report", folder, "--out", "here.html")[1].splitlines()[-1] == "here.html"
+
+
 @pytest.mark.slow
 def test_report_compares_runs(coterie, tmp_path):
     tiny = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--seed", "1", "--json"]
@@ -322,7 +333,7 @@ def test_report_compares_runs(coterie, tmp_path):
     status, out, _ = coterie("report", "one")
     assert status == 0
     assert "Accuracy" in out
-    assert out.strip().endswith("report.html")
+    assert out.strip().endswith("one/report.html")
     assert_refused(coterie("report", "nowhere"), "nowhere")
     (tmp_path / "other" / "result.json").write_text("{")
     status, out, err = coterie("report", "one", "other", "--json")
