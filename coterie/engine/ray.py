@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import WARNING, getLogger
@@ -54,7 +56,10 @@ def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Itera
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     connected = ray.is_initialized()
     if not connected:
+        before = signal.getsignal(signal.SIGTERM)
         _connect(os.environ.get("RAY_ADDRESS", ""))
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray replaces it
     try:
         if folder is not None:
             _check_folder(Path(folder).absolute())
