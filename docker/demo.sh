@@ -57,7 +57,7 @@ say "run"
 compose run --rm --volume "$PWD/demo/run.toml:/run.toml:ro" cli flwr run /app coterie --stream --run-config /run.toml
 say "result"
 [ -s "$out/runs/demo/result.json" ] || { echo "the run left no result; see the log above" >&2; exit 1; }
-coterie coterie report /out/runs/demo --out /out/runs/demo/report.html
+coterie coterie report /out/runs/demo
 echo "models, certificate and page are in docker/demo/out/runs/demo"
 say "keys"
 echo "certificates and private keys of this demo are in $SECRETS"

@@ -174,7 +174,7 @@ def test_metrics_tell_their_task(task):
 
 def test_no_metrics_are_no_better_than_none():
     assert beats_constant(Performance()) is None
-    assert of_metrics(Performance()).score_name == "Accuracy"
+    assert of_metrics(Performance()).score_name == "accuracy"
 
 
 def test_equal_tasks_are_one():

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +36,25 @@ def console_for(as_json: bool) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:  # another program reads it: nothing may be cut
         console.width = _WIDE
     return console
+
+
+@contextmanager
+def interruptible(way_out: str) -> Iterator[None]:
+    """On Ctrl-C and SIGTERM, print the way out and exit with status 130 or 143, as shells do."""
+
+    def terminate(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    handles = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if handles else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        print(f"interrupted; {way_out}", file=sys.stderr)
+        raise typer.Exit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
+    finally:
+        if handles:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def plain_progress(console: Console, seconds: float) -> ProgressCallback:

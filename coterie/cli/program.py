@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -105,6 +106,8 @@ _EXPECTED = {
     "coterie.server": ("ConfigError", "FolderError", "RunError"),
     "coterie.strategies": ("StrategyError",),
 }
+#: Errors of a full disk, which often name no file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -119,7 +122,9 @@ def main() -> None:
     try:
         cli(prog_name="coterie")
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            print(f"error: {error}: make room; coterie run --resume --out RUN continues a run", file=sys.stderr)
+        elif isinstance(error, OSError) and error.filename is not None:
             print(f"error: cannot access {error.filename}: {error.strerror}", file=sys.stderr)
         elif _expected(error):
             print(f"error: {error}", file=sys.stderr)

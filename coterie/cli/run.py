@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +17,13 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
+from coterie.cli.console import JsonFlag, console_for, interruptible, listing, plain_progress, print_json
 from coterie.logs import estimated, remaining
 
 if TYPE_CHECKING:
     from coterie.results import RoundRecord
     from coterie.server import RunFolder
 
-_INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
 _SILENCE = 5.0
 
@@ -195,14 +193,12 @@ def _run(folder: RunFolder, engine: str, client_cpus: int, as_json: bool, consol
 
     folder.began = began
     try:
-        for warning in folder.config.warnings():
-            console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
-        console.print(_headline(folder), soft_wrap=True)
-        with _reported(folder.path) as shown, _progress(folder, console), collapsed_warnings():
-            outcome = simulate(folder, engine, client_cpus=client_cpus)
-    except KeyboardInterrupt:
-        print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED) from None
+        with interruptible(f"continue with: coterie run --resume --out {folder.path}"):
+            for warning in folder.config.warnings():
+                console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
+            console.print(_headline(folder), soft_wrap=True)
+            with _reported(folder.path) as shown, _progress(folder, console), collapsed_warnings():
+                outcome = simulate(folder, engine, client_cpus=client_cpus)
     finally:
         folder.close()
     if as_json:
@@ -255,8 +251,7 @@ def _headline(folder: Any) -> str:
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """Show a progress bar on a terminal, or a line per evaluated round elsewhere."""
     rounds, done = folder.config.run.rounds, folder.resumed.round if folder.resumed else 0
-    score = folder.config.task.score_name
-    name = f"{'exact ' * folder.plan.private}{score[0].lower()}{score[1:]}"
+    name = f"{'exact ' * folder.plan.private}{folder.config.task.score_name}"
     name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else name
     if not console.is_terminal:
         began, first = time.monotonic(), done

@@ -57,6 +57,7 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
 def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation | OwnFederation:
     spec = config.data
     transform, folder = networks.features(config.training.features), spec.data_dir or None
+    folder = folder and os.path.abspath(os.path.expanduser(folder))  # or a run reads its data twice
     paths = {client.client_id: client.data for client in clients if client.data}
     if paths or spec.dataset == OWN_DATA:
         data_facts = spec.facts(folder)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,11 @@ class OwnFederation:
                 if self._empty & (self._empty - 1) == 0:  # of many, at every doubling
                     count = f"{self._empty} of {self.clients} clients so far"
                     message = "client %s is left out, as it has no training records (%s): %s"
-                    log(WARNING, message, client_id, count, error)
+                    _log(simulated, WARNING, message, client_id, count, error)
                 shard = read(strict=False)
             if shard.x.ndim == 2 and not self._warned and (what := unscaled(shard.x, shard.y, known.schema)):
                 self._warned = True
-                log(WARNING, "client %s: %s", client_id, what)
+                _log(simulated, WARNING, "client %s: %s", client_id, what)
             self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
 
@@ -122,6 +123,12 @@ class OwnFederation:
                 f"{clients}); expected {name}{f', {name}'.join(SUFFIXES)} or a folder {name}"
             )
         return str(data_path)
+
+
+def _log(simulated: bool, level: int, *message: Any) -> None:
+    """Log, but not in the workers of a simulation: the process that started them has read all data before."""
+    if not (simulated and parent_process()):
+        log(level, *message)
 
 
 @lru_cache(maxsize=2)
@@ -163,13 +170,13 @@ def own_shard(
     parts = usable_records(path, required, strict=strict)
     train, test = parts.train, parts.test
     for warning in dict.fromkeys(train.warnings + test.warnings):
-        log(WARNING, "client %s: %s", client_id, warning)
+        _log(strict, WARNING, "client %s: %s", client_id, warning)
     for by_rule, level in ((False, WARNING), (True, INFO)):  # messages repeat these lines
         losses = [str(loss) for loss in parts.left_out.losses if loss.by_rule is by_rule]
         first = [] if by_rule else [f"the first problem is: {problem}" for problem in parts.problems()[:1]]
         head = "by the rules of the schema" if by_rule else f"{parts.usable} usable records"
         if losses:
-            log(level, "client %s: %s: %s", client_id, head, "; ".join(losses[:_MAX_LOSSES] + first))
+            _log(strict, level, "client %s: %s: %s", client_id, head, "; ".join(losses[:_MAX_LOSSES] + first))
     rows = [np.arange(len(train.y))]
     alone = Federation(
         Source(path, train.x, train.y, test.x, test.y, required.task.num_targets, may_be_empty=not strict),

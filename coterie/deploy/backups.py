@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.files import PRIVATE, FileError, parse_object, private_folder, read_bytes, sync_folder, write_new
+from coterie.logs import printable
 from coterie.site.errors import DeployError
 
 _MANIFEST = "manifest.json"
@@ -75,18 +76,23 @@ def back_up(archive: Path, paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, files))
 
 
-def restore(archive: Path, root: Path = Path("/")) -> Restored:
+def restore(archive: Path, paths: Sequence[Path] = (), root: Path | None = None) -> Restored:
     """Write the files of an archive that are missing. Nothing is written if a file is there with another content.
+
+    An archive is not signed, so that it alone does not decide where files are written: whoever restores it names the
+    files and folders, or a folder for all.
 
     Args:
         archive: the tar file.
-        root: folder below which the paths of the archive are; by default they are the original ones.
+        paths: files and folders that may be written, as :func:`back_up` was called with.
+        root: folder below which all files are written instead; None for the original paths.
 
     Raises:
-        DeployError: the archive is damaged, a file is there with another content, or cannot be written.
+        DeployError: the archive is damaged, a missing file is not below `paths`, a file is there with another content,
+            or cannot be written.
     """
     contents = _read(archive)
-    targets = {root / name.lstrip("/"): content for name, content in contents.items()}
+    targets = {Path(root or "/", name.lstrip("/")): content for name, content in contents.items()}
     same = [
         path
         for path, (content, _) in targets.items()
@@ -103,6 +109,13 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
                 )
             raise DeployError(f"{path}: is there with another content: move it away first, nothing was restored")
     written = [path for path in targets if path not in same]
+    allowed = [root] if root else list(map(_absolute, paths))
+    if outside := [path for path in written if not any(map(path.is_relative_to, allowed))]:
+        folders = ", ".join(sorted({str(path.parent) for path in outside}))
+        raise DeployError(
+            f"{archive}: has {len(outside)} missing files outside the given paths, in {printable(folders)}; nothing "
+            "was restored: name files and folders as in coterie backup create, or a folder for all by --root"
+        )
     try:
         for path in written:
             content, mode = targets[path]
@@ -117,13 +130,19 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
 
 def _files(paths: Sequence[Path], archive: Path) -> Iterator[Path]:
     for given in paths:
-        path = given.expanduser().absolute()
+        path = _absolute(given)
         if not path.exists():
             raise DeployError(f"{given}: does not exist")
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             regular = file.is_file() and (file == path or not file.is_symlink())
             if regular and file != archive and not file.name.endswith(_TRANSIENT):
                 yield file
+
+
+def _absolute(path: Path) -> Path:
+    """Return the path in an archive, without ``..``; links stay where they can."""
+    path = path.expanduser().absolute()
+    return path.resolve() if ".." in path.parts else path
 
 
 def _content(path: Path) -> bytes:
@@ -150,18 +169,19 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
 def _read(archive: Path) -> dict[str, tuple[bytes, int]]:
     """Contents and modes of the files of an archive, by absolute path."""
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             found = {}
             for member in tar:
-                stream = tar.extractfile(member)
+                stream = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 if stream is None or member.name in found:
-                    raise DeployError(f"{archive}: {member.name} is not a file of a backup")
+                    raise ValueError(f"{member.name} is not a file of a backup")
                 found[member.name] = stream.read(), member.mode & 0o755
         manifest = parse_object(found.pop(_MANIFEST)[0].decode(), _MANIFEST)["files"]
     except (OSError, tarfile.TarError, KeyError, ValueError, FileError):
         raise DeployError(f"{archive}: is not a complete backup of coterie backup create") from None
     if {name: hashlib.sha256(content).hexdigest() for name, (content, _) in found.items()} != manifest:
         raise DeployError(f"{archive}: is damaged: a file has another content than when it was copied")
-    if any(".." in Path(name).parts for name in found):
-        raise DeployError(f"{archive}: contains a path with ..")
+    for path in map(Path, found):
+        if ".." in path.parts or not path.is_absolute():
+            raise DeployError(f"{archive}: contains {printable(path)}, and a backup has absolute paths without ..")
     return found

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sqlite3
+import ssl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from coterie.deploy.superexec_watch import watch_superexec
@@ -62,6 +65,8 @@ def serve(flags: Sequence[str]) -> None:
     if over_http := nodes_speak_http() and os.environ.get("FLWR_INTERNAL_GRPC_FLEET_API") != "1":
         parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    _check_files(dict(pairwise(words)))
     if over_http and "--simulation" not in flags:
         check("deploy.client_port", "deploy.fleet")
         from coterie.deploy import client_port
@@ -72,7 +77,6 @@ def serve(flags: Sequence[str]) -> None:
         protect_fleet()
     os.umask(0o077)
     # take access to an existing database from other users; new files are private by the umask
-    words = [word for flag in flags for word in flag.split("=", 1)]
     for name, value in pairwise(words):
         for suffix in ("", "-wal", "-shm") if name == "--database" else ():
             with suppress(OSError):
@@ -83,6 +87,35 @@ def serve(flags: Sequence[str]) -> None:
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
         flower_superlink()
+
+
+def _check_files(flags: Mapping[str, str]) -> None:
+    """Check database and key, of which Flower shows a traceback, or serves what is left.
+
+    Raises:
+        DeployError: the database is damaged, or the key is not that of the certificate.
+    """
+    database = Path(flags.get("--database", ""))
+    if database.is_file():
+        try:
+            with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+                (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            problem = str(error)
+        if problem != "ok":
+            raise DeployError(
+                f"--database {database}: damaged ({' '.join(problem.split())}): restore a backup (coterie backup "
+                "restore), or move it away and register all nodes again"
+            )
+    certificate, key = (flags.get(name, "") for name in ("--ssl-certfile", "--ssl-keyfile"))
+    if all(map(os.path.isfile, (certificate, key))):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=str)
+        except ssl.SSLError as error:
+            raise DeployError(
+                f"--ssl-keyfile {key}: is not the unencrypted key of --ssl-certfile {certificate} ({error.reason}): "
+                "name a pair of coterie certs, such as server.key and server.crt"
+            ) from None
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import WARNING, getLogger
@@ -42,7 +44,8 @@ def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Itera
         folder: run folder, in which clients keep their state and their ledgers; every node of a cluster must have it.
 
     Raises:
-        EngineError: Ray is not installed, there is no cluster at the address, or a node does not have the folder.
+        EngineError: Ray is not installed, there is no cluster at the address, no node has the cores for a client, or
+            a node does not have the folder.
     """
     if importlib.util.find_spec("ray") is None:
         raise EngineError("the Ray engine requires Ray: pip install 'coterie[simulation]', or use --engine local")
@@ -53,13 +56,21 @@ def ray_workers(client_cpus: int = 1, folder: str | Path | None = None) -> Itera
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     connected = ray.is_initialized()
     if not connected:
+        before = signal.getsignal(signal.SIGTERM)
         _connect(os.environ.get("RAY_ADDRESS", ""))
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray replaces it
     try:
         if folder is not None:
             _check_folder(Path(folder).absolute())
-        cores = (node["Resources"].get("CPU", 0) for node in _nodes())
-        room = sum(int(count // client_cpus) for count in cores)
-        workers = RayWorkers(max(1, room), client_cpus)
+        cores = [int(node["Resources"].get("CPU", 0)) for node in _nodes()]
+        room = sum(count // client_cpus for count in cores)
+        if not room:  # Ray would wait for a larger node
+            raise EngineError(
+                f"--client-cpus {client_cpus}: Ray runs a client on one node, and its largest has "
+                f"{max(cores, default=0)} cores: use fewer cores, or set RAY_ADDRESS to a larger cluster"
+            )
+        workers = RayWorkers(room, client_cpus)
         try:
             yield workers
         finally:

@@ -172,6 +172,9 @@ def compare(runs: Sequence[Run], damaged: Sequence[tuple[str, str]] = ()) -> Com
     if any(run.clusters_records for run in runs):
         records = all(run.clusters_records for run in runs)
         scores = {**RECORD_SCORES, "epsilon": "ε", "seconds": "seconds"} if records else {**SCORES, **RECORD_SCORES}
+    scored = [run for run in runs if run.scores.accuracy is not None and not run.clusters_records]
+    if scored:
+        scores = {**scores, "accuracy": " or ".join(dict.fromkeys(run.score_name for run in scored))}
     rows = [
         Row(
             dict(zip(settings, values, strict=True)),

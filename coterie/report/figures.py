@@ -47,11 +47,11 @@ def accuracy_graphic(run: Run) -> Graphic | None:
             for number in drawn
         ),
     ]
-    caption = "Held-out accuracy: " + (
+    caption = f"Held-out {run.score_name}: " + (
         "the private noisy mean over all clients." if run.noisy else "the mean over clients, each with its own model"
     )
     if drawn:
-        lowest = f" the {len(drawn)} with the lowest accuracy of" if len(drawn) < len(last) else ""
+        lowest = f" the {len(drawn)} with the lowest {run.score_name} of" if len(drawn) < len(last) else ""
         caption += f", and in colour{lowest} the hidden groups; the grey line is the mean over all clients"
     if len(rounds) > 1 and not run.noisy:
         caption += f". Only the last evaluation reads more than {MAX_SAMPLED_TESTS:,} held-out records of a client"
@@ -61,7 +61,8 @@ def accuracy_graphic(run: Run) -> Graphic | None:
         for number, value in zip(rounds, accuracy, strict=True)
     ]
     heads = ("round", "all clients", *(f"group {number}" for number in range(len(groups))))
-    return Graphic("Accuracy by round", panels, caption.rstrip(".") + ".", Data("accuracy", heads, rows))
+    title = f"{formats.capitalised(run.score_name)} by round"
+    return Graphic(title, panels, caption.rstrip(".") + ".", Data("accuracy", heads, rows))
 
 
 def epsilon_graphic(run: Run) -> Graphic | None:
@@ -109,8 +110,11 @@ def comparison_graphic(comparison: Comparison) -> Graphic | None:
         return None
     every = [row.runs for row in rows]
     drawn = range(min(len(rows), _PANELS))
-    panels = [(f"{comparison.rows.index(rows[n]) + 1}: {rows[n].label}", comparison_panel(every, n)) for n in drawn]
-    caption = "Held-out accuracy, mean over clients: one line per run; grey lines are the runs of other rows."
+    score = comparison.scores["accuracy"]
+    panels = [
+        (f"{comparison.rows.index(rows[n]) + 1}: {rows[n].label}", comparison_panel(every, n, score)) for n in drawn
+    ]
+    caption = f"Held-out {score}, mean over clients: one line per run; grey lines are the runs of other rows."
     if len(drawn) < len(rows):
         caption += f" {len(drawn)} of {len(rows)} rows are drawn."
     values: list[Sequence[Any]] = [
@@ -120,7 +124,7 @@ def comparison_graphic(comparison: Comparison) -> Graphic | None:
         for number, value in zip(*evaluated_rounds(run), strict=True)
     ]
     data = Data("comparison", ("row", "run", "round", "accuracy"), values)
-    return Graphic("Accuracy by round", panels, caption, data)
+    return Graphic(f"{formats.capitalised(score)} by round", panels, caption, data)
 
 
 def _known(value: Any) -> float | None:

@@ -18,6 +18,11 @@ def percent(share: float | None) -> str:
     return MISSING if share is None or math.isnan(share) else f"{100 * share:.1f}{NBSP}%"
 
 
+def capitalised(text: str) -> str:
+    """Return a text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
+
+
 def of_100(share: float) -> str:
     """Format an upper bound in [0, 1] as a number of 100 cases, rounded up so that it is never understated."""
     places = 1 if share < 0.99 else 2

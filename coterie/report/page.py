@@ -22,7 +22,6 @@ from coterie.report.predictions import federation_pays, named_metrics, released_
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
-from coterie.tasks import of_metrics
 
 # Entries of a certificate that have places of their own.
 _PROSE_KEYS = {
@@ -83,6 +82,7 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
         theme=THEME,
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
         curves=comparison_graphic(comparison) if several else None,
+        score=comparison.scores["accuracy"],
         clusters_records=all(run.clusters_records for run in runs),
         heads=heads,
         settings=len(comparison.settings),
@@ -212,7 +212,7 @@ def _how_good(run: Run) -> _Tile:
         note = "normalised mutual information of clusters and classes"
         return _Tile("NMI", formats.index(scores.nmi), note, **look)
     value = formats.percent(scores.accuracy)
-    name = of_metrics(scores).score_name
+    name = formats.capitalised(run.score_name)
     if warning := verdict(scores):
         return _Tile(name, value, warning, "not better than a constant", good=False, question="How good?")
     if run.noisy:
@@ -249,7 +249,7 @@ def _how_sure(run: Run, run_sites: Sequence[Site]) -> _Tile:
         return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
     if error is not None and not run.noisy:
         many = sum(site.accuracy is not None for site in run_sites)
-        note = f"of the mean accuracy over {many} sites; one run: {again}"
+        note = f"of the mean {run.score_name} over {many} sites; one run: {again}"
         outside = "outside the guarantee" if run.exact else ""
         return _Tile("Standard error", _plus_minus(error), note, outside, good=False, question="How sure?")
     sampled, total = run.scores.evaluated_clients, run.config.get("clients")

@@ -74,8 +74,7 @@ def accuracy_panel(run: Run, group: int | None = None, limits: tuple[float, floa
             rounds, values = group_rounds(run, group)
         axes.plot(rounds, values, style, color=colour, linewidth=2.0, marker=_marker(rounds), markersize=4)
         _finish_accuracy(axes, limits or accuracy_limits([*accuracy, *values]), run.last_round)
-        if run.noisy:
-            axes.set_ylabel("noisy mean accuracy")
+        axes.set_ylabel("noisy mean accuracy" if run.noisy else run.score_name)
     return figure
 
 
@@ -135,12 +134,13 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
     return figure
 
 
-def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
+def comparison_panel(rows: Sequence[Sequence[Run]], shown: int, score: str = "accuracy") -> Figure:
     """Plot the accuracy of all repetitions of one row of a comparison, with those of the other rows in grey.
 
     Args:
         rows: the runs of each row; some run is evaluated.
         shown: index of the row.
+        score: name of the plotted score.
     """
     with drawing_style():
         figure, axes = panel()
@@ -154,6 +154,7 @@ def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
                 axes.plot(rounds, accuracy, **look, marker=_marker(rounds), markersize=3)
         values = [value for row in curves for _, accuracy in row for value in accuracy]
         _finish_accuracy(axes, accuracy_limits(values), max(run.last_round for runs in rows for run in runs))
+        axes.set_ylabel(score)
     return figure
 
 
@@ -260,7 +261,6 @@ def running_mean(sizes: np.ndarray) -> np.ndarray:
 
 
 def _finish_accuracy(axes: Axes, limits: tuple[float, float], last: int) -> None:
-    axes.set_ylabel("accuracy")
     axes.set_ylim(*limits)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

@@ -67,11 +67,15 @@ def federation_pays(scores: Diagnostics) -> tuple[bool, str] | None:
     if released is None or alone is None:
         return None
     own = scores.personal_accuracy
-    pays = (released if own is None else max(released, own)) > alone
-    shown = formats.percent(released) + ("" if own is None else f", personalised {formats.percent(own)},")
+    best = released if own is None else max(released, own)
+    equal = formats.percent(best) == formats.percent(alone)
+    pays = best > alone and not equal
+    shown = formats.percent(released) + ("" if own is None else f", personalised {formats.percent(own)}")
+    shown += "," * (equal or own is not None)
+    against = "as much as" if equal else f"against {formats.percent(alone)} for"
     text = (
-        f"{'yes' if pays else 'no'}: {shown} against {formats.percent(alone)} for a model that a client trains alone, "
-        f"without noise (mean of {scores.alone_clients} clients, {formats.duration(scores.alone_seconds)})"
+        f"{'no difference' if equal else 'yes' if pays else 'no'}: {shown} {against} a model that a client trains "
+        f"alone, without noise (mean of {scores.alone_clients} clients, {formats.duration(scores.alone_seconds)})"
     )
     if not pays:
         text += "; share nothing (strategy local), or try more clients, a larger ε, clusters, or personalize"

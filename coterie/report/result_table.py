@@ -79,7 +79,7 @@ def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text
         return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold")), *noisy]
     groups = scores.group_accuracy or ()
     rows: list[tuple[str, str | Text]] = [
-        (of_metrics(scores).score_name, Text(formats.percent(scores.accuracy), "bold")),
+        (formats.capitalised(of_metrics(scores).score_name), Text(formats.percent(scores.accuracy), "bold")),
         *((label, f"{value}; {note}") for label, value, note in named_metrics(scores)),
         ("Worst group", formats.percent(scores.worst_group_accuracy)),
         *([("Each group", ", ".join(map(formats.percent, groups)))] if len(groups) > 1 else []),

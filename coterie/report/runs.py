@@ -10,6 +10,7 @@ from coterie.fields.settings import flat
 from coterie.files import FileError, read_object
 from coterie.privacy.certificate import epsilon_observers
 from coterie.results import CONFIG, Diagnostics, Outcome, RoundRecord, Traffic, read_config, read_rounds
+from coterie.tasks.named_tasks import of_metrics
 
 _RESTORE = "; restore it from a copy, or delete it if it is a result: the run writes its results again when resumed"
 
@@ -166,6 +167,11 @@ class Run:
             scores, accuracy = self.result.diagnostics or Diagnostics(), self.result.accuracy
         groups = _count_groups(self.config.get("groups")) if scores.groups is None else scores.groups
         return replace(scores, groups=groups, accuracy=scores.accuracy if accuracy is None else accuracy)
+
+    @property
+    def score_name(self) -> str:
+        """What the accuracies of the run are called: R² for real numbers."""
+        return of_metrics(self.scores).score_name
 
 
 def read_run(path: Path | str) -> Run:

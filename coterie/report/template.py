@@ -194,11 +194,11 @@ _MACROS = r"""{% macro badge(text, good) %}
 {% endmacro %}
 
 {% macro accuracy(section, h) %}
-<h{{ h }} class="head">Accuracy</h{{ h }}>
+<h{{ h }} class="head">{{ fmt.capitalised(section.run.score_name) }}</h{{ h }}>
 {% if section.accuracy %}
 {{ graphic(section.accuracy, section.anchor ~ '-accuracy') }}
 {% else %}
-<p>No round was evaluated, so no accuracy is available.</p>
+<p>No round was evaluated, so no {{ section.run.score_name }} is available.</p>
 {% endif %}
 {% endmacro %}
 
@@ -219,7 +219,7 @@ _MACROS = r"""{% macro badge(text, good) %}
 
 {% macro site_table(section, rows) %}
 <table class="sites">
-  <thead><tr><th scope="col">site</th>{% if section.clustered %}<th scope="col">cluster</th>{% endif %}{% if section.scored %}<th scope="col" class="number">accuracy</th>{% endif %}{% if section.personal %}<th scope="col" class="number">personalised</th>{% endif %}</tr></thead>
+  <thead><tr><th scope="col">site</th>{% if section.clustered %}<th scope="col">cluster</th>{% endif %}{% if section.scored %}<th scope="col" class="number">{{ section.run.score_name }}</th>{% endif %}{% if section.personal %}<th scope="col" class="number">personalised</th>{% endif %}</tr></thead>
   <tbody>
   {% for site in rows %}
   <tr><th scope="row">{{ site.label }}</th>
@@ -424,7 +424,7 @@ _BODY = r"""<body>
 </div>
 {{ missing(left_out, remarks) }}
 {% if curves %}
-<h2 class="head">Accuracy by round</h2>
+<h2 class="head">{{ fmt.capitalised(score) }} by round</h2>
 {{ graphic(curves, 'comparison') }}
 {% elif not clusters_records %}
 <p>No run was evaluated, so no accuracy is available.</p>
@@ -434,7 +434,7 @@ _BODY = r"""<body>
 <table class="stack">
   <thead><tr>
     <th scope="col">row</th><th scope="col">run</th><th scope="col">strategy</th><th scope="col">dataset</th><th scope="col">seed</th>
-    <th scope="col" class="number">accuracy</th><th scope="col" class="number">ε</th><th scope="col" class="number">δ</th>
+    <th scope="col" class="number">{{ score }}</th><th scope="col" class="number">ε</th><th scope="col" class="number">δ</th>
     <th scope="col">certified</th><th scope="col" class="number">rounds</th><th scope="col" class="number">training</th>
   </tr></thead>
   <tbody>
@@ -447,7 +447,7 @@ _BODY = r"""<body>
     <td data-head="strategy">{{ run.strategy }}</td>
     <td data-head="dataset">{{ run.dataset }}</td>
     <td data-head="seed">{{ run.config.get('seed', 'auto') }}</td>
-    <td data-head="accuracy" class="number"><span><strong>{{ fmt.percent(run.scores.accuracy) }}</strong>{{ ' (noisy)' if run.noisy else '*' if run.exact }}</span></td>
+    <td data-head="{{ score }}" class="number"><span><strong>{{ fmt.percent(run.scores.accuracy) }}</strong>{{ ' (noisy)' if run.noisy else '*' if run.exact }}</span></td>
     <td data-head="ε" class="number">{{ fmt.epsilon(run.epsilon) }}</td>
     <td data-head="δ" class="number">{{ fmt.number(run.delta) if run.unit != 'none' else fmt.MISSING }}</td>
     <td data-head="certified">{{ badge('yes', true) if run.certified else badge('no', false) if run.finished else badge('unfinished', false) }}</td>

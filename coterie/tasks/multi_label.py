@@ -26,7 +26,7 @@ class _MultiLabel(Task):
     """Each record has some of several labels: mean of binary cross-entropies. Bit l of a target is label l."""
 
     name = "multi-label"
-    score_name = "Accuracy of labels"
+    score_name = "accuracy of labels"
     counted = "labels"
     marker = "label_rate"
     constant = ("brier", "baseline_brier", True)

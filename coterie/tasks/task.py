@@ -55,7 +55,7 @@ class Task:  # large: what each of its users asks
         num_outputs: numbers that a network computes for a record, by which it is built; 0: one real number, (n,).
         weights: public factors of the loss, of each class or of each positive label; empty: 1.
         name: of the task.
-        score_name: name of :meth:`score`.
+        score_name: name of :meth:`score` within a sentence.
         real: whether targets are real numbers, float32; otherwise they are int64.
         has_classes: whether each record has one of several classes.
         counted: what :meth:`counts` counts.
@@ -239,7 +239,7 @@ class _MultiClass(Task):
     """Each record has one of several classes: cross-entropy of logits, and accuracy."""
 
     name = "multi-class"
-    score_name = "Accuracy"
+    score_name = "accuracy"
     has_classes = True
     marker = "pooled_accuracy"
     constant = ("pooled_accuracy", "baseline_accuracy", False)

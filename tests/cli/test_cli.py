@@ -1,9 +1,11 @@
 """What a user types: the outcome, the output and the exit status of every command."""
 
 import contextlib
+import errno
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tomllib
@@ -150,17 +152,19 @@ def test_a_run_folder_is_not_used_twice_nor_resumed_with_other_settings(coterie,
     assert coterie(*again, "--resume")[0] == 0  # the same settings are no change
 
 
-def test_ctrl_c_says_how_to_continue(coterie, tmp_path, monkeypatch):
-    keep = RunFolder.round_finished
+@pytest.mark.parametrize(("number", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_say_how_to_continue(coterie, tmp_path, monkeypatch, number, ended):
+    keep, before = RunFolder.round_finished, signal.getsignal(signal.SIGTERM)
 
     def interrupted(folder, line):
         keep(folder, line)
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "round_finished", interrupted)
         status, out, err = coterie("run", *settings(), "--out", "run", "--json")
-    assert (status, out) == (130, "")
+    assert (status, out) == (ended, "")
+    assert signal.getsignal(signal.SIGTERM) is before
     assert "--resume --out" in err
     assert "Traceback" not in err
     status, out, err = coterie("run", "--resume", "--out", "run", "--json")
@@ -287,6 +291,20 @@ def test_wrong_usage_is_an_error_without_a_traceback(coterie, words):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("name", [None, "state.safetensors"])
+def test_a_full_disk_is_an_error_of_one_line(coterie, monkeypatch, number, name):
+    def full(*_):
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(sys.modules["coterie.server.run"], "seal", full)
+    status, _, err = coterie("run", *settings(rounds=1), "--out", "one")
+    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+    assert (status, os.strerror(number) in line) == (1, True)
+    assert line.endswith("make room; coterie run --resume --out RUN continues a run")
+    assert "Traceback" not in err
+
+
 def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
     tight = ["clients=20", "rounds=6", "local-epochs=1", "noise-multiplier=1.0", "sampling-rate=1.0", "epsilon=5"]
     status, _, err = coterie("run", *(word for key in tight for word in ("--set", key)), "--seed", "1", "--out", "one")
@@ -301,6 +319,17 @@ def test_a_run_without_the_report_room_says_so(coterie, tmp_path, monkeypatch):
     assert (status, err) == (0, "")
     assert "run folder one/   no report: " in out
     assert (tmp_path / "one" / "result.json").exists()
+
+
+def test_a_report_lies_in_the_run_folder_wherever_it_is_asked_for(coterie, tmp_path):
+    folder = tmp_path / "runs" / "one"
+    assert coterie("run", *settings(rounds=1), "--out", folder)[0] == 0
+    (folder / "report.html").unlink()
+    status, out, _ = coterie("report", folder)
+    assert (status, out.splitlines()[-1]) == (0, str(folder / "report.html"))
+    assert (folder / "report.html").exists()
+    assert not (tmp_path / "report.html").exists()
+    assert coterie("report", folder, "--out", "here.html")[1].splitlines()[-1] == "here.html"
 
 
 @pytest.mark.slow
@@ -322,7 +351,7 @@ def test_report_compares_runs(coterie, tmp_path):
     status, out, _ = coterie("report", "one")
     assert status == 0
     assert "Accuracy" in out
-    assert out.strip().endswith("report.html")
+    assert out.strip().endswith("one/report.html")
     assert_refused(coterie("report", "nowhere"), "nowhere")
     (tmp_path / "other" / "result.json").write_text("{")
     status, out, err = coterie("report", "one", "other", "--json")

@@ -516,3 +516,22 @@ def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
     for shape, classes, span in (("1x6", 4, None), ("4", 2, "1"), ("4", 2, "1:1")):
         with pytest.raises(DataError, match="must be"):
             declared(shape, classes, span)
+
+
+def test_a_run_reads_its_data_once_and_warns_once(coterie, tmp_path, monkeypatch, caplog):
+    (tmp_path / "data").mkdir()
+    rng = np.random.default_rng(0)
+    for client in range(3):
+        x, y = 500 * rng.normal(size=(40, 2)).astype(np.float32), rng.integers(0, 2, 40)
+        np.savez(tmp_path / "data" / f"client-{client}.npz", x=x, y=y)
+    words = ["run", "--dataset", "own", "--data-dir", "data", "--strategy", "fedavg", "--clusters", 1, "--clients", 3]
+    words += ["--rounds", 1, "--set", "input-shape=2", "--set", "num-classes=2", "--set", "privacy-unit=none"]
+    status, _, err = coterie(*words, "--set", "train-alone=0")
+    assert status in (0, 1), err  # such features diverge
+    assert "describe the table by a schema" in caplog.text
+    assert caplog.text.count("describe the table by a schema") == 1
+    caplog.clear()
+    monkeypatch.setattr("coterie.datasets.own.parent_process", lambda: "the first process of the run")
+    own_federation.cache_clear()
+    coterie(*words, "--set", "train-alone=0")
+    assert "describe the table by a schema" not in caplog.text

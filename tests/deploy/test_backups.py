@@ -1,5 +1,7 @@
 """Backups: complete, private, of one moment, and never restored over what is newer."""
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -7,6 +9,7 @@ import sqlite3
 import tarfile
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from kit.tables import for_rows
@@ -55,7 +58,7 @@ def test_a_running_server_is_copied_and_restored_elsewhere(server, tmp_path):
     names = back_up(archive, [home / "pki", home / "superlink.db", home / "runs"])
     assert not any(name.endswith(("-wal", "-shm", ".tmp")) for name in names)
     assert archive.stat().st_mode & 0o777 == 0o600
-    done = restore(archive, tmp_path / "new")
+    done = restore(archive, root=tmp_path / "new")
     assert (set(done.written), done.same) == ({f"{tmp_path}/new{name}" for name in names}, ())
     new = tmp_path / f"new{home}"
     with closing(sqlite3.connect(new / "superlink.db")) as copy:
@@ -65,7 +68,7 @@ def test_a_running_server_is_copied_and_restored_elsewhere(server, tmp_path):
         assert (new / "pki" / name).read_bytes() == (home / "pki" / name).read_bytes()
         assert (new / "pki" / name).stat().st_mode == (home / "pki" / name).stat().st_mode
     assert (new / "pki").stat().st_mode & 0o777 == 0o700
-    assert restore(archive, tmp_path / "new").written == ()
+    assert restore(archive, root=tmp_path / "new").written == ()
 
 
 def test_an_older_ledger_does_not_replace_a_newer_one(client, tmp_path):
@@ -83,7 +86,7 @@ def test_a_lost_ledger_that_comes_back_older_is_noticed_by_the_anchors(client, t
     back_up(archive, [client / "budget.jsonl"])
     spend(client, 2)
     (client / "budget.jsonl").unlink()
-    restore(archive)
+    restore(archive, [client])
     with pytest.raises(LedgerError, match="lacks charge 2"):
         spend(client, 3)
 
@@ -94,7 +97,7 @@ def test_a_lost_client_is_restored_with_what_it_had_spent(client, tmp_path):
     back_up(archive, [client])
     for path in client.iterdir():
         path.unlink()
-    restore(archive)
+    restore(archive, [client])
     spend(client, 3)
     assert [charge["round"] for charge in read_ledger(client / "budget.jsonl")[1]] == [1, 2, 3]
 
@@ -167,7 +170,7 @@ def outside(files):
         (lambda files: files.update({next(iter(files)): b"changed"}), "is damaged"),
         (lambda files: files.update({"/etc/more": b""}), "is damaged"),
         (lambda files: files.pop(next(iter(files))), "is damaged"),
-        (outside, r"contains a path with \.\."),
+        (outside, r"has absolute paths without \.\."),
     ],
 )
 def test_a_damaged_archive_restores_nothing(client, tmp_path, change, error):
@@ -175,8 +178,63 @@ def test_a_damaged_archive_restores_nothing(client, tmp_path, change, error):
     back_up(archive, [client])
     damaged(archive, change)
     with pytest.raises(DeployError, match=error):
-        restore(archive, tmp_path / "new")
+        restore(archive, root=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def crafted(archive, members):
+    """An archive of (member, content) whose digests are right: whoever writes one computes them."""
+    digests = {member.name: hashlib.sha256(content).hexdigest() for member, content in members}
+    manifest = json.dumps({"files": digests}).encode()
+    with tarfile.open(archive, "w") as tar:
+        for member, content in [*members, (tarfile.TarInfo("manifest.json"), manifest)]:
+            member.size = len(content) if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(content))
+
+
+def entry(name, kind=tarfile.REGTYPE, target=""):
+    member = tarfile.TarInfo(str(name))
+    member.type, member.linkname = kind, str(target)
+    return member
+
+
+def test_an_archive_does_not_decide_where_files_are_written(client, tmp_path, coterie):
+    victim = tmp_path / "home" / ".ssh" / "authorized_keys"
+    crafted(tmp_path / "a.tar", [(entry(client / "new.json"), b"{}"), (entry(victim), b"key of a stranger")])
+    for words in ([], [client], [victim.parent / "other"], [f"{client}x"]):
+        status, _, err = coterie("backup", "restore", tmp_path / "a.tar", *words)
+        assert (status, "outside the given paths" in err, str(victim.parent) in err) == (1, True, True), words
+        assert not victim.parent.exists()
+        assert not (client / "new.json").exists()
+    assert coterie("backup", "restore", tmp_path / "a.tar", client, victim)[0] == 0
+    assert victim.read_bytes() == b"key of a stranger"  # named
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_links_devices_and_folders_are_refused(kind, client, tmp_path):
+    link = entry(client / "link", kind, client / "file")
+    crafted(tmp_path / "a.tar", [(entry(client / "file"), b"1"), (link, b"1")])
+    with pytest.raises(DeployError, match="is not a complete backup"):
+        restore(tmp_path / "a.tar", [client])
+    assert not (client / "file").exists()
+
+
+def test_relative_paths_and_compressed_archives_are_refused(client, tmp_path):
+    crafted(tmp_path / "a.tar", [(entry("etc/passwd"), b"1")])
+    with pytest.raises(DeployError, match="contains etc/passwd, and a backup has absolute paths"):
+        restore(tmp_path / "a.tar", root=tmp_path / "new")
+    (tmp_path / "b.tar").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes())[:-20])
+    with pytest.raises(DeployError, match="is not a complete backup"):
+        restore(tmp_path / "b.tar", root=tmp_path / "new")
+
+
+def test_paths_with_dots_come_back(client, tmp_path, monkeypatch):
+    monkeypatch.chdir(client)
+    back_up(tmp_path / "a.tar", [Path("../state")])
+    before = (client / "budget.jsonl").read_bytes()
+    (client / "budget.jsonl").unlink()
+    restore(tmp_path / "a.tar", [Path("../state")])
+    assert (client / "budget.jsonl").read_bytes() == before
 
 
 def test_what_is_no_archive(tmp_path):
@@ -194,6 +252,8 @@ def test_the_command_warns_of_restored_ledgers(coterie, client, tmp_path):
     status, out, _ = coterie("backup", "restore", archive)
     assert (status, out) == (0, "0 files restored, 2 are there\n")
     (client / "budget.jsonl").unlink()
-    status, out, _ = coterie("backup", "restore", archive)
+    status, _, err = coterie("backup", "restore", archive)
+    assert (status, f"has 1 missing files outside the given paths, in {client}; nothing" in err) == (1, True)
+    status, out, _ = coterie("backup", "restore", archive, client)
     assert (status, out.splitlines()[0]) == (0, "1 files restored, 1 are there")
     assert "what was charged after this copy is not in them" in out

@@ -40,7 +40,7 @@ def test_the_second_attempt_may_succeed(attempts, monkeypatch):
     from coterie.engine.ray import ray_workers
 
     attempts += [Exception(TOO_SLOW), None]
-    monkeypatch.setattr("coterie.engine.ray._nodes", list)
+    monkeypatch.setattr("coterie.engine.ray._nodes", lambda: nodes(1))
     monkeypatch.setattr("coterie.engine.ray_workers.RayWorkers", Workers)
     with ray_workers() as workers:
         assert workers.actors == 1
@@ -58,6 +58,25 @@ def test_a_cluster_that_does_not_answer_is_named(attempts, monkeypatch):
         with pytest.raises(EngineError, match=named), ray_workers():
             pass
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("cores", [(), (2,), (3, 3), (3.5, 0)])
+def test_more_cores_than_a_node_has_are_refused_at_once(cores, attempts, monkeypatch, coterie):
+    attempts.append(None)
+    monkeypatch.setattr("coterie.engine.ray._nodes", lambda: nodes(*cores))
+    monkeypatch.setattr("coterie.engine.ray._check_folder", lambda folder: None)
+    monkeypatch.setattr("coterie.engine.ray_workers.RayWorkers", Workers)
+    status, _, err = coterie("run", "--engine", "ray", "--client-cpus", 4, "--clients", 6, "--rounds", 1)
+    assert status == 1
+    largest = int(max(cores, default=0))
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
+        f"error: --client-cpus 4: Ray runs a client on one node, and its largest has {largest} cores: use fewer cores, "
+        "or set RAY_ADDRESS to a larger cluster"
+    ]
+
+
+def nodes(*cores):
+    return [{"Resources": {"CPU": count} if count else {}} for count in cores]
 
 
 class Workers:

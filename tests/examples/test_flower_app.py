@@ -70,13 +70,14 @@ def run(load, room, out, clients, **config):
     return torch.load(out / "final_model.pt")
 
 
-def test_the_lines_of_the_readme_run(load):
-    """With as many clients and rounds as a fast test takes."""
+@pytest.mark.parametrize(("clients", "rounds"), [(4, 2), pytest.param(100, 20, marks=pytest.mark.slow)])
+def test_the_lines_of_the_readme_run(load, clients, rounds):
+    """With as many clients and rounds as a fast test takes, and as they are."""
     lines = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    grid = InProcessGrid(load("clustered.client_app").app, 4, run_config=CONFIG)
+    grid = InProcessGrid(load("clustered.client_app").app, clients, run_config=CONFIG)
     names = {"grid": grid, "initial_arrays": ArrayRecord(load("quickstart.task").Net().state_dict())}
     names["config"] = ConfigRecord({"lr": 0.1})
-    exec(lines.replace("clients=100", "clients=4").replace("rounds=20", "rounds=2"), names)
+    exec(lines.replace("clients=100", f"clients={clients}").replace("rounds=20", f"rounds={rounds}"), names)
     assert isinstance(names["app"], ClusteredClientApp)
     assert 7.9 < names["certificate"]["epsilon"] <= 8
     assert set(names["result"].arrays)

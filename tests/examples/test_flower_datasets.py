@@ -108,10 +108,13 @@ def test_what_cannot_be_a_client_is_named(example, sizes, image, message):
         example.clients("mine", Partitions(sizes), image=image, label="label", num_classes=3)
 
 
-def test_the_command_of_its_page_runs(example, coterie, monkeypatch, tmp_path):
+@pytest.mark.parametrize("rounds", ["2", pytest.param("20", marks=pytest.mark.slow)])
+def test_the_command_of_its_page_runs(example, coterie, monkeypatch, tmp_path, rounds):
     monkeypatch.chdir(tmp_path)
-    words = "run --dataset digits:pathological --clients 20 --clusters 2 --rounds 2 --set samples-per-client=0"
-    status, _, err = coterie(*words.split(), *["--set", "groups=1", "--set", "shift=none", "--out", "run"])
+    words = "run --dataset digits:pathological --clients 20 --clusters 2 --rounds 20 --set samples-per-client=0"
+    assert f"coterie {words} " in (FOLDER / "README.md").read_text()
+    more = ["--set", "groups=1", "--set", "shift=none", "--rounds", rounds, "--out", "run"]
+    status, _, err = coterie(*words.split(), *more)
     assert status == 0, err
     assert (tmp_path / "run" / "privacy.json").exists()
     shard = federate("digits:pathological", Partition(clients=20, groups="1", shift="none")).shard(3)

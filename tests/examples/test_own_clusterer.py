@@ -28,10 +28,16 @@ def test_it_finds_three_groups(example, k):
     assert found.labels.tolist() == np.repeat([0, 1, 2], 8).tolist()
 
 
-def test_the_command_of_its_page_runs(example, coterie, tmp_path):
+@pytest.mark.parametrize(
+    "small",
+    [
+        ["--rounds", 2, "--set", "local-epochs=2"],
+        pytest.param([], marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="shipped"),
+    ],
+)
+def test_the_command_of_its_page_runs(example, coterie, tmp_path, small):
     command = "run --strategy lcfl --clusters 0 --clients 60 --set clusterer=own_clusterer:spectral"
     assert f"coterie {command}\n" in (FOLDER / "README.md").read_text()
-    small = ["--rounds", 2, "--set", "local-epochs=2", "--seed", 0]
-    status, out, err = coterie(*command.split(), *small, "--out", "run", "--json")
+    status, out, err = coterie(*command.split(), *small, "--seed", 0, "--out", "run", "--json")
     assert status == 0, err
     assert json.loads(out)["notes"]["clusterer"] == "own_clusterer:spectral"

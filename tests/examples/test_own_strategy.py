@@ -27,18 +27,23 @@ def test_it_conforms(example, beta):
     check_strategy(example.Momentum, settings=example.MomentumSettings(beta=beta))
 
 
-def test_the_command_of_its_page_runs(example, coterie, tmp_path):
+@pytest.mark.parametrize(
+    ("rounds", "small"),
+    [
+        (2, ["--rounds", 2, "--clients", 40, "--set", "local-epochs=1"]),
+        pytest.param(80, [], marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="shipped"),
+    ],
+)
+def test_the_command_of_its_page_runs(example, coterie, tmp_path, rounds, small):
     command = "run --strategy own_strategy:Momentum --set momentum.beta=0.5"
     assert f"coterie {command}\n" in (FOLDER / "README.md").read_text()
-    status, _, err = coterie(
-        *command.split(), "--rounds", 2, "--clients", 40, "--set", "local-epochs=1", "--out", "run"
-    )
+    status, _, err = coterie(*command.split(), *small, "--out", "run")
     assert status == 0, err
     certificate = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert certificate["certified"]
     assert certificate["tuned_outside"]["momentum.beta"] == 0.5
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, rounds + 1))
 
 
 def test_momentum_adds_the_last_step(example):

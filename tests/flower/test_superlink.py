@@ -12,6 +12,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
+from coterie.deploy.certificates import create
 from coterie.flower.transport import nodes_speak_http
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's use of alembic
@@ -67,6 +68,56 @@ def test_a_database_of_a_newer_flower_is_an_error_of_one_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: --database: a newer version than flwr ")
+
+
+def refused(coterie, *flags):
+    """The line with which a SuperLink does not start."""
+    status, _, err = coterie("superlink", "--insecure", *flags, "--fleet-api-address", "127.0.0.1:0")
+    assert status == 1
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+@pytest.fixture
+def never_serves(monkeypatch):
+    """Fails where a SuperLink would start."""
+    monkeypatch.setattr("coterie.deploy.superlink.check", lambda *_: pytest.fail("the SuperLink serves"))
+
+
+@pytest.mark.parametrize("damage", ["garbage", "half", "a page less", "middle"])
+def test_a_damaged_database_is_an_error_of_one_line(tmp_path, coterie, never_serves, damage):
+    path = tmp_path / "superlink.db"
+    linkstate(path).object_store._engine.dispose()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = path.read_bytes()
+    half, page = len(content) // 2, 4096
+    broken = {
+        "garbage": b"no database" * 1000,
+        "half": content[:half],
+        "a page less": content[:-page],
+        "middle": content[:page] + bytes(half) + content[page + half :],
+    }
+    path.write_bytes(broken[damage])
+    line = refused(coterie, "--database", path)
+    assert line.startswith(f"error: --database {path}: damaged (")
+    assert "restore a backup" in line
+    assert path.read_bytes() == broken[damage]
+
+
+def test_a_key_of_another_certificate_is_an_error_of_one_line(tmp_path, coterie, never_serves):
+    for name in ("one", "other"):
+        create(tmp_path / name, 1, ["localhost"])
+    certificate, key = tmp_path / "one" / "server.crt", tmp_path / "other" / "server.key"
+    more = ["--ssl-certfile", certificate, "--ssl-ca-certfile", tmp_path / "one" / "ca.crt"]
+    for flags in (
+        [*more, "--ssl-keyfile", key],
+        [*more, f"--ssl-keyfile={key}"],
+        [*more, "--ssl-keyfile", certificate],
+    ):
+        line = refused(coterie, *flags)
+        assert line.startswith("error: --ssl-keyfile ")
+        assert f"is not the unencrypted key of --ssl-certfile {certificate} (" in line
 
 
 @pytest.mark.skipif(not nodes_speak_http(), reason="Flower 1.39 is the oldest version")

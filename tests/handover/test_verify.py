@@ -67,11 +67,20 @@ def checked(coterie, folder, key=None):
 
 def test_it_is_short_and_imports_two_packages_beside_the_standard_library():
     source = Path(verify.__file__).read_text()
-    assert len(source.splitlines()) <= 150
+    assert len(source.splitlines()) <= 153
     tree = ast.parse(source)
     roots = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     roots |= {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert roots - sys.stdlib_module_names == {"cryptography", "dp_accounting"}
+
+
+@pytest.mark.parametrize("package", ["cryptography", "dp_accounting"])
+def test_a_missing_package_is_named_in_one_line(package):
+    without = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_path({verify.__file__!r})"
+    done = subprocess.run([sys.executable, "-I", "-c", without], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (2, "", 1)
+    assert package in done.stdout
+    assert done.stdout.endswith(": pip install cryptography dp-accounting\n")
 
 
 # Runs the script argv[1] once for each list of words in standard input, in one process: its libraries load slowly.

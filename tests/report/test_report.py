@@ -87,6 +87,7 @@ def metrics(number: int, **changes: Any) -> dict[str, Any]:
 
 
 EXACT = ("accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found", "groups")
+EXACT += ("rmse", "baseline_rmse")
 
 
 def split(document: dict[str, Any], noisy: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -387,6 +388,20 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert "Worst group" not in table
     assert "exact" not in table
     assert "Noisy" not in shown(outcome(RESULT), CERTIFICATE)
+
+
+def test_scores_of_real_numbers_are_called_r_squared(tmp_path):
+    score, result = "R², at least 0", RESULT | {"rmse": 2.5, "baseline_rmse": 4.0}
+    folders = [make_run(tmp_path / name, result=result) for name in ("a", "b")]
+    text = words(page(folders[0]))
+    assert_shown(text, f"How good? {score} 81.2 %", f"Held-out {score}: the mean over clients")
+    assert "accuracy" not in text.replace("accuracy.csv", "")
+    assert accuracy_graphic(read_run(folders[0])).panels[0][1].axes[0].get_ylabel() == score
+    assert re.search(rf"{score} +│ 81.2 %", shown(outcome(result), CERTIFICATE))
+    text = words(page(*folders)).partition("a ifca")[0]
+    assert_shown(text, f"runs {score} worst group", f"Held-out {score}, mean over clients", f"seed {score} ε δ")
+    folders.append(make_run(tmp_path / "classes"))
+    assert f"runs {score} or accuracy worst group" in words(page(*folders))
 
 
 def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):

@@ -117,7 +117,13 @@ def test_a_simulation_ends_with_the_comparison(tmp_path):
     [
         ({"accuracy": 0.9, "alone_accuracy": 0.5}, True, "yes: 90.0 % against 50.0 % for a model"),
         ({"accuracy": 0.5, "alone_accuracy": 0.9}, False, "share nothing (strategy local)"),
-        ({"accuracy": 0.5, "alone_accuracy": 0.5}, False, "no: 50.0 % against 50.0 %"),
+        ({"accuracy": 0.5, "alone_accuracy": 0.5}, False, "no difference: 50.0 %, as much as a model that a client"),
+        ({"accuracy": 0.50004, "alone_accuracy": 0.5}, False, "no difference: 50.0 %, as much as a model"),
+        (
+            {"accuracy": 0.4, "personal_accuracy": 0.5, "alone_accuracy": 0.5},
+            False,
+            "no difference: 40.0 %, personalised 50.0 %, as much as",
+        ),
         (
             {"accuracy": 0.5, "personal_accuracy": 0.95, "alone_accuracy": 0.9},
             True,

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, print_json
+from coterie.cli.console import JsonFlag, console_for, interruptible, listing, print_json
 
 if TYPE_CHECKING:
     from coterie.bench.cells import Done
     from coterie.bench.table import Table
-
-
-_INTERRUPTED = 130
 
 
 def bench(
@@ -84,20 +80,16 @@ def run_table(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
-    try:
-        with _progress(console, cells.count(table)) as seen:
-            folder.mkdir(parents=True, exist_ok=True)
-            done, tuned = cells.run_all(
-                table,
-                kept,
-                places=places,
-                jobs=jobs or (1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))),
-                seen=seen,
-            )
-            document = outcome.document(table, done, tuned, command=command, device=_device(device))
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to continue", file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED) from None
+    with interruptible("run the same command again to continue"), _progress(console, cells.count(table)) as seen:
+        folder.mkdir(parents=True, exist_ok=True)
+        done, tuned = cells.run_all(
+            table,
+            kept,
+            places=places,
+            jobs=jobs or (1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))),
+            seen=seen,
+        )
+        document = outcome.document(table, done, tuned, command=command, device=_device(device))
     if source := str(data_dir or os.environ.get("COTERIE_DATA") or ""):  # results are published: without this folder
         document = json.loads(json.dumps(document).replace(json.dumps(source)[1:-1], "DIR"))
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
@@ -163,6 +155,10 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Done, int], No
 
 
 def _summary(done: Done) -> str:
-    accuracy = (done.result or {}).get("accuracy")
-    outcome = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.error or "no accuracy"
+    from coterie.results import Diagnostics
+    from coterie.tasks import of_metrics
+
+    scores = Diagnostics.of(done.result or {})
+    name = of_metrics(scores).score_name
+    outcome = done.error or f"no {name}" if scores.accuracy is None else f"{name} {100 * scores.accuracy:.2f} %"
     return f"{done.cell.title}: {outcome}"

@@ -28,15 +28,18 @@ def backup_create(
 @app.command("restore")
 def backup_restore(
     archive: Archive,
-    root: Annotated[Path, typer.Option(help="Folder below which the files are written; default: where they were.")] = (
-        Path("/")
-    ),
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH...]", help="Files and folders to write, as given to create.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder below which all files are written; default: where they were.")
+    ] = None,
 ) -> None:
     """Write the files of an archive that are missing, unless others are there with another content."""
     from coterie.deploy.backups import restore
 
     console = console_for(False)
-    done = restore(archive, root)
+    done = restore(archive, paths or (), root)
     console.print(f"{len(done.written)} files restored, {len(done.same)} are there", markup=False, soft_wrap=True)
     if any(name.endswith(".jsonl") for name in done.written):
         console.print(

@@ -12,7 +12,10 @@ from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="HTML file to write; default: report.html in the run folder, or for several runs here."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
@@ -34,7 +37,7 @@ def report(
             damaged.append((str(run.path), str(error)))
     if not loaded_runs:
         raise ReportError(damaged[0][1])
-    page = write_report(loaded_runs, out, damaged)
+    page = write_report(loaded_runs, out or Path(runs[0] if len(runs) == 1 else "", "report.html"), damaged)
     comparison = compare(loaded_runs, damaged)
     console = console_for(as_json)
     if as_json:

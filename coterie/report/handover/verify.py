@@ -12,9 +12,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
-from dp_accounting.pld import privacy_loss_distribution as pld
+try:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+    from dp_accounting.pld import privacy_loss_distribution as pld
+except ImportError as error:
+    raise SystemExit(print(f"{error}: pip install cryptography dp-accounting") or 2) from None
 
 parse = json.JSONDecoder(parse_constant=int).decode  # refuses NaN and Infinity
 LISTED = re.compile(r"([0-9a-f]{64})  (privacy\.json|ledger\.jsonl|models/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200})")
