@@ -1,4 +1,6 @@
-"""Flower's SuperExec for a client, with a short start of the ClientApp.
+"""Flower's SuperExec, which says how the processes of apps end; for a client, with a short start of the ClientApp.
+
+With ``--server``, it starts Flower's programs alone.
 
 Flower's SuperExec starts the program ``flwr-clientapp`` for every message, which imports Flower and PyTorch each time.
 This one imports them once, and forks the process of a message (:mod:`coterie.deploy.clientapp`). A message still has a
@@ -20,7 +22,9 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,15 +39,24 @@ from flwr.supercore import log
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import ExecutorType, TaskType
 from flwr.supercore.superexec import run_superexec as flower
-from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult, SubprocessExecutor
+from flwr.supercore.superexec.executor import (
+    ExecutionSpec,
+    Executor,
+    LaunchResult,
+    SubprocessExecutor,
+    subprocess_executor,
+)
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from coterie.deploy import clientapp
 from coterie.deploy.clientapp import App, Loaded
+from coterie.deploy.superexec_watch import how
 from coterie.flower import check
 from coterie.logs import write_once
 from coterie.site.errors import DeployError
 
+#: Flag of a SuperExec beside a SuperLink.
+SERVER = "--server"
 # Seconds between two requests to the SuperNode for a message, at least; Flower waits 1 s after each. The SuperNode of
 # `coterie client` answers when there is one, or after 1 s.
 _POLL_SECONDS = 0.5
@@ -61,7 +74,7 @@ class ForkingExecutor(SubprocessExecutor):
         requests.close()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process of a task: a program of Flower's for other apps, and if the server process was killed."""
+        """Start the process of a task: a program of Flower's for other apps, and if the server process has ended."""
         if spec.task_type is not TaskType.CLIENT_APP:
             return super().launch(spec)
         options = {
@@ -75,12 +88,54 @@ class ForkingExecutor(SubprocessExecutor):
         try:
             self._requests.send(options)
         except OSError:
+            log(ERROR, "the process that forks ClientApps has ended: each message starts a program of its own")
             return super().launch(spec)
         return LaunchResult.accepted()
 
     def close(self) -> None:
         """End the server process and the processes of all messages."""
         self._requests.close()
+
+
+class _ClientApps:
+    """Processes of messages, forked by this process."""
+
+    def __init__(self, loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
+        self._given = loaded, report, unused
+        self._processes: dict[int, BaseProcess] = {}  # by their sentinels
+
+    def fork(self, options: dict[str, Any]) -> None:
+        """Start the process of a message."""
+        process = _FORK.Process(target=_run, args=(options, *self._given))
+        try:
+            process.start()
+        except OSError as error:  # out of memory; Flower reports the message as failed after a while
+            log(ERROR, "cannot start the ClientApp: %s", error)
+            return
+        self._processes[process.sentinel] = process
+
+    def wait(self, connections: Sequence[Connection]) -> list[Connection]:
+        """Wait until there is something to receive; meanwhile, log how processes end that fail."""
+        while True:
+            ready = wait([*connections, *self._processes])
+            for process in [self._processes.pop(each) for each in ready if isinstance(each, int)]:
+                process.join()
+                _say_end("the ClientApp of a message", process.exitcode or 0)
+            if received := [connection for connection in connections if connection in ready]:
+                return received
+
+
+def _say_end(what: str, status: int) -> None:
+    """Log the end of a process that failed."""
+    memory = ": did the machine, or its container, run out of memory?" if status == -signal.SIGKILL else ""
+    if status:
+        log(ERROR, "%s ended (%s)%s", what, how(status), memory)
+
+
+def _start(words: Sequence[str], **options: Any) -> None:
+    """Start a program of Flower's, and log its end if it fails."""
+    process = subprocess.Popen(words, **options)
+    threading.Thread(target=lambda: _say_end(words[0], process.wait()), daemon=True).start()
 
 
 class _Server:
@@ -93,11 +148,12 @@ class _Server:
         self._template: Connection | None = None  # requests for the template of this app
         self._ready = False  # whether it has imported the code
         self._importer: BaseProcess | None = None
+        self._apps = _ClientApps(None, self._report, [self._requests, self._reports])
 
     def serve(self) -> None:
         """Serve until the other end of ``requests`` is closed; then end all processes."""
         while True:
-            ready = wait([self._requests, self._reports])
+            ready = self._apps.wait([self._requests, self._reports])
             if self._reports in ready:
                 self._on_report(*json.loads(self._reports.recv_bytes()))
                 continue
@@ -119,7 +175,7 @@ class _Server:
                 return
             except OSError:  # it was killed
                 self._retire()
-        _fork(options, None, self._report, [self._requests, self._reports])
+        self._apps.fork(options)
 
     def _on_report(self, event: str, fab_hash: str, folder: str) -> None:
         app = App(fab_hash, folder)
@@ -157,23 +213,17 @@ def _import_and_fork(app: App, requests: Connection, report: Connection, unused:
     if loaded is None:
         return
     _send(report, _LOADED, app)
-    while True:
+    apps = _ClientApps(loaded, report, [requests])
+    while apps.wait([requests]):
         try:
             options = requests.recv()
         except EOFError:
             break
         if options is None:
             return  # Python waits for the processes of messages
-        _fork(options, loaded, report, [requests])
+        apps.fork(options)
     for process in active_children():
         process.terminate()
-
-
-def _fork(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
-    try:
-        _FORK.Process(target=_run, args=(options, loaded, report, unused)).start()
-    except OSError as error:  # out of memory; Flower reports the message as failed after a while
-        log(ERROR, "cannot start the ClientApp: %s", error)
 
 
 def _run(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
@@ -220,15 +270,15 @@ def main() -> None:
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
     vars(flower)["time"] = SimpleNamespace(sleep=Pace())
     write_once()
-    if not {"--help", "--version"} & set(sys.argv):  # which answer at once
-        clientapp.preload()
-    executor = ForkingExecutor()
-    vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])
-    sys.argv[0] = "flower-superexec"
-    try:
+    serves, sys.argv = SERVER in sys.argv, ["flower-superexec", *(word for word in sys.argv[1:] if word != SERVER)]
+    with contextlib.ExitStack() as stack:
+        if not serves:
+            if not {"--help", "--version"} & set(sys.argv):  # which answer at once
+                clientapp.preload()
+            executor = stack.enter_context(contextlib.closing(ForkingExecutor()))
+            vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])
+        vars(subprocess_executor)["subprocess"] = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL)
         flower_superexec()
-    finally:
-        executor.close()
 
 
 if __name__ == "__main__":

@@ -94,19 +94,20 @@ class WatchedProcess:
     def _watch(self) -> None:
         ends: deque[float] = deque(maxlen=self._most_ends)
         while True:
-            how = _how(self._process.wait())
+            ending = how(self._process.wait())
             if self._ending.wait(PAUSE):
                 return
             ends.append(time.monotonic())
             if len(ends) == self._most_ends and ends[-1] - ends[0] < WITHIN:
-                log(ERROR, "the SuperExec ended (%s), and so does this process", how)
+                log(ERROR, "the SuperExec ended (%s), and so does this process", ending)
                 logging.shutdown()
                 os._exit(1)
-            log(ERROR, "the SuperExec ended (%s) and is started again", how)
+            log(ERROR, "the SuperExec ended (%s) and is started again", ending)
             self._process = self._start()
 
 
-def _how(status: int) -> str:
+def how(status: int) -> str:
+    """Return how a process ended: by which signal, or with which status."""
     if status < 0:
         with suppress(ValueError):
             return f"signal {signal.Signals(-status).name}"

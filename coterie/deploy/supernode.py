@@ -30,12 +30,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION, Status
 from flwr.supercore import log
+from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal as flower
+from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
 
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
@@ -49,6 +51,8 @@ from coterie.site.errors import DeployError
 _MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
 # Seconds that a request of the SuperExec waits for a task; the end of the SuperNode waits for this request.
 _LONG_POLL = 1.0
+# Seconds without such a request, which comes twice a second, after which the SuperExec counts as stopped.
+_SILENCE = 30.0
 
 
 class RefusedError(Exception):
@@ -132,11 +136,24 @@ def shorten_waits() -> None:
 
     handlers, main = vars(runtime_handlers), vars(flower)
     task, pushed = threading.Event(), threading.Event()
-    handlers["acquire_task"] = waiting(handlers["acquire_task"], task)
+    asked = threading.Event()
+    handlers["acquire_task"] = waiting(announced(handlers["acquire_task"], asked), task)
+    threading.Thread(target=_notice_silence, args=(asked,), name="silence", daemon=True).start()
     main["_pull_and_store_message"] = announced(main["_pull_and_store_message"], task)
     for name in ("push_messages", "push_object"):
         handlers[name] = announced(handlers[name], pushed)
     main["time"] = SimpleNamespace(sleep=partial(_wait, pushed))
+
+
+def _notice_silence(asked: threading.Event) -> None:
+    """Say when the SuperExec stops asking for tasks: a process that is stopped has not ended."""
+    asked.wait()
+    while True:
+        asked.clear()
+        if not asked.wait(_SILENCE):
+            log(ERROR, "the SuperExec has not asked for a message for %g s: is it stopped? Start it again", _SILENCE)
+            asked.wait()
+            log(ERROR, "the SuperExec asks again")
 
 
 def waiting(acquire: Callable[..., Any], task: threading.Event) -> Callable[..., Any]:
@@ -187,6 +204,44 @@ def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
         return run_id
 
     return pull_soon
+
+
+def answer_lost_messages(states: Any = InMemoryNodeState) -> None:
+    """Have Flower's node state reply with an error to messages that no ClientApp can answer any more.
+
+    Flower does so for a ClientApp that is killed while it handles a message. It waits for ever after one that was
+    killed before it took the message, or that was asked to end.
+    """
+    finish, expired = states.finish_task, states._on_task_tokens_expired
+
+    def finish_task(state: Any, task_id: int, *details: Any, **named: Any) -> bool:
+        if finished := finish(state, task_id, *details, **named):
+            _answer_lost(state, [state.task_store[task_id]])
+        return bool(finished)
+
+    def on_expired(state: Any, tasks: Sequence[Any]) -> None:
+        expired(state, tasks)
+        _answer_lost(state, tasks)
+
+    states.finish_task, states._on_task_tokens_expired = finish_task, on_expired
+
+
+def _answer_lost(state: Any, ended: Sequence[Any]) -> None:
+    """Reply with an error to what is left of a run when the last of its ClientApps has ended.
+
+    A message is stored after its task was created, and a reply before its task is finished. Tasks may be locked.
+    """
+    for run in {task.run_id for task in ended if task.type == TaskType.CLIENT_APP}:
+        tasks = [task for task in list(state.task_store.values()) if task.run_id == run]
+        if any(task.status.status != Status.FINISHED for task in tasks):
+            continue
+        with state.lock_msg_store:
+            for entry in state.msg_store.values():
+                metadata = entry.message.metadata
+                if metadata.run_id == run and not metadata.reply_to_message_id and not entry.is_retrieved:
+                    entry.is_retrieved = True
+                    state.record_message_processing_start(metadata.message_id)
+        state._store_error_replies({run}, CLIENT_APP_CRASHED_ERROR)
 
 
 def present_certificate(certificate: Path, key: Path) -> None:
@@ -248,6 +303,7 @@ def main(arguments: list[str]) -> None:
     except (DeployError, OSError) as error:
         sys.exit(f"error: {error}")
     shorten_start()
+    answer_lost_messages()
     backoff.shorten()
     shorten_waits()
     shorten_polls()

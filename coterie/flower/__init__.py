@@ -39,6 +39,8 @@ class PrivatePart(NamedTuple):
 _BACKOFF = "shortens the first pause before Flower asks again for the content of a message"
 _PULL = "pins the app of a run, and polls sooner during a run"
 _WAKE = "ends the wait for a task or a reply when there is one"
+_LOST = "replies to messages whose ClientApp has ended without a reply"
+_STATE = "flwr.supernode.nodestate.in_memory_nodestate.InMemoryNodeState"
 _NODE = "authenticates nodes"
 _INFLATE = "pulls replies one by one, so that a malformed reply loses no other"
 
@@ -114,6 +116,9 @@ PRIVATE = (
         "deploy.superexec_watch",
         "notices the end of the SuperExec of a server",
     ),
+    PrivatePart(f"{_STATE}.finish_task", ("task_id",), "deploy.supernode", _LOST),
+    PrivatePart(f"{_STATE}._on_task_tokens_expired", ("tasks",), "deploy.supernode", _LOST),
+    PrivatePart(f"{_STATE}._store_error_replies", ("run_ids", "error"), "deploy.supernode", _LOST),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "deploy.supernode", _WAKE),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "deploy.supernode", _WAKE),
     PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_object", (), "deploy.supernode", _WAKE),
@@ -122,6 +127,12 @@ PRIVATE = (
     ),
     PrivatePart(
         "flwr.supercore.superexec.run_superexec.time.sleep", (), "deploy.superexec", "starts a message without a pause"
+    ),
+    PrivatePart(
+        "flwr.supercore.superexec.executor.subprocess_executor.subprocess.Popen",
+        (),
+        "deploy.superexec",
+        "says how the process of an app ended",
     ),
     PrivatePart(
         "flwr.supernode.runtime.run_clientapp.install_from_fab",

@@ -257,6 +257,70 @@ def superexecs_of(folder):
     return found
 
 
+def chains_of(folder, text):
+    """Processes of a trial below the one whose command line has a text: each with its parents up to there."""
+    parents, top = {}, None
+    for number in processes_of(folder):
+        with suppress(OSError):
+            parents[number] = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+            words = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
+            top = number if text in words and "supernode" in words else top
+    chains = {}
+    for number in parents:
+        chain = [number]
+        while chain[-1] != top and chain[-1] in parents:
+            chain.append(parents[chain[-1]])
+        if top in chain[1:]:
+            chains[number] = chain[: chain.index(top)]
+    return chains
+
+
+@pytest.mark.slow
+def test_the_death_of_an_app_is_said_within_ten_seconds(tmp_path):
+    """ClientApp, the process that forks it, a stopped SuperExec, ServerApp; the last one ends the trial."""
+    folder = tmp_path / "trial"
+    words = ["strategy=fedavg", "clusters=1", "rounds=400", "epsilon=500", "local-epochs=20", "batch-size=16"]
+    process, log = start(folder, "--clients", 3, *(word for each in words for word in ("--set", each)))
+
+    def kill(client, depth, number=signal.SIGKILL):
+        """Send a signal below a SuperNode: 1, to its SuperExec; 2, to what forks; 4, to a ClientApp of a template."""
+        found = []
+
+        def there():
+            found[:] = [n for n, chain in chains_of(folder, f"client-id={client} ").items() if len(chain) == depth]
+            return bool(found)
+
+        until(there, process, log, 60)
+        for each in found:
+            with suppress(ProcessLookupError):
+                os.kill(each, number)
+        return found
+
+    def said(name, text, seconds=10):
+        until(lambda: text in (folder / "logs" / f"{name}.log").read_text(), process, log, seconds)
+
+    try:
+        until(lambda: "round 2 of 400" in log.read_text(), process, log, 200)
+        kill(0, 4)
+        said("client-0", "the ClientApp of a message ended (signal SIGKILL): did the machine")
+        kill(1, 2)
+        said("client-1", "the process that forks ClientApps has ended", 120)  # at its next message
+        (stopped,) = kill(2, 1, signal.SIGSTOP)
+        said("client-2", "the SuperExec has not asked for a message for 30 s", 45)
+        os.kill(stopped, signal.SIGCONT)
+        said("client-2", "the SuperExec asks again")
+        (serverapp,) = (
+            number for number in processes_of(folder) if "flwr-serverapp" in Path(f"/proc/{number}/cmdline").read_text()
+        )
+        os.kill(serverapp, signal.SIGKILL)
+        said("server", "flwr-serverapp ended (signal SIGKILL)")
+        assert process.wait(120) == 1
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert "error: run ended" in log.read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_superexec_is_named_within_ten_seconds(tmp_path):
     """That of the server is started again; a client ends with its own, and so does the trial."""

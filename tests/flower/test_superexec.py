@@ -82,9 +82,10 @@ def launched(tmp_path, script, apps=WRITING, **options):
 
 
 def output(tmp_path, script, apps=WRITING):
-    process = launched(tmp_path, script, apps)
-    out, _ = process.communicate(timeout=90)
-    assert process.returncode == 0
+    process = launched(tmp_path, script, apps, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    (tmp_path / "err").write_text(err)
     return json.loads(out.splitlines()[-1])  # Flower reports installations before it
 
 
@@ -128,6 +129,9 @@ executor.close()
         assert (each["insecure"], each["certificates"]) == (True, None)
         assert pipe not in each["open"]  # not the pipe by which the next message's token comes
     assert cold == ["other", "fourth"]
+    err = (tmp_path / "err").read_text()
+    assert err.count("the ClientApp of a message ended (signal SIGKILL): did the machine") == 1
+    assert err.count("the process that forks ClientApps has ended") == 1
 
 
 PRELOADED = """
@@ -178,6 +182,8 @@ def run_clientapp(*, runtime_api_address, token, **options):
     (folder / f"{name}.part").rename(folder / f"{name}.json")
     if name.startswith("hangs"):
         time.sleep(60)
+    if name.startswith("crashes"):
+        sys.exit(3)
 
 def open_pipes():
     return {link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))}
@@ -218,7 +224,7 @@ def test_later_messages_import_nothing(apps):
         apps,
         MESSAGES
         + """
-first, later, again = message("one"), from_template("one"), message("one")
+first, later, again = message("one"), from_template("one"), message("one", "crashes")
 other = message("two")
 back = from_template("two")
 os.kill(back["importer"], signal.SIGKILL)
@@ -240,6 +246,7 @@ executor.close()
         assert each["before"] > 0
     assert later["importer"] == again["importer"]
     assert after["importer"] not in (later["importer"], back["importer"])
+    assert "the ClientApp of a message ended (status 3)\n" in (apps / "err").read_text()
     assert {each["paths"] for each in every} == {1}
     assert {each["closed"] for each in every} == {1}  # the pipe of reports, before any code of the app runs
 
