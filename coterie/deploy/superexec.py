@@ -72,6 +72,11 @@ class ForkingExecutor(SubprocessExecutor):
         self._server = _FORK.Process(target=_serve, args=(requests, self._requests))
         self._server.start()
         requests.close()
+        threading.Thread(target=self._wait_for_server, daemon=True).start()
+
+    def _wait_for_server(self) -> None:
+        self._server.join()
+        _say_end("the process that forks ClientApps", self._server.exitcode or 0)
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start the process of a task: a program of Flower's for other apps, and if the server process has ended."""
@@ -88,7 +93,6 @@ class ForkingExecutor(SubprocessExecutor):
         try:
             self._requests.send(options)
         except OSError:
-            log(ERROR, "the process that forks ClientApps has ended: each message starts a program of its own")
             return super().launch(spec)
         return LaunchResult.accepted()
 
