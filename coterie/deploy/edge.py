@@ -182,7 +182,7 @@ def checks(
         ("guarantee", lambda: _guarantee(edge.node)),
         *((("policy", lambda: _policy(edge)),) if edge.node.policy else ()),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
-        ("port", lambda: _port(edge.port)),
+        ("port", lambda: check_port("--port", edge.port)),
         ("superlink", lambda: _superlink(edge)),
         ("clock", lambda: _clock(edge, clock_error)),
     )
@@ -355,16 +355,23 @@ def _budget(describe: Callable[[], str]) -> str:
         raise DeployError(f"--epsilon: {error}") from None
 
 
-def _port(port: int) -> str:
+def check_port(option: str, port: int, host: str = "127.0.0.1") -> str:
+    """Check that this user can listen on a port.
+
+    Raises:
+        DeployError: it is in use, or a privileged one.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise DeployError(f"--port {port}: is in use, perhaps by another client: choose a free port") from None
+                raise DeployError(
+                    f"{option} {port}: is in use, perhaps by another of these programs: choose a free port"
+                ) from None
             raise DeployError(
-                f"--port {port}: this user has no permission to listen on it: choose a port above 1023"
+                f"{option} {port}: this user has no permission to listen on it: choose a port above 1023"
             ) from None
     return f"{port} is free"
 

@@ -106,7 +106,7 @@ class _ClientApps:
 
     def __init__(self, loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
         self._given = loaded, report, unused
-        self._processes: dict[int, BaseProcess] = {}  # by their sentinels
+        self._processes: dict[int, tuple[str, BaseProcess]] = {}  # what they are, by their sentinels
 
     def fork(self, options: dict[str, Any]) -> None:
         """Start the process of a message."""
@@ -116,15 +116,19 @@ class _ClientApps:
         except OSError as error:  # out of memory; Flower reports the message as failed after a while
             log(ERROR, "cannot start the ClientApp: %s", error)
             return
-        self._processes[process.sentinel] = process
+        self.watch("the ClientApp of a message", process)
+
+    def watch(self, what: str, process: BaseProcess) -> None:
+        """Log the end of a process that was started, if it fails."""
+        self._processes[process.sentinel] = what, process
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
         """Wait until there is something to receive; meanwhile, log how processes end that fail."""
         while True:
             ready = wait([*connections, *self._processes])
-            for process in [self._processes.pop(each) for each in ready if isinstance(each, int)]:
+            for what, process in [self._processes.pop(each) for each in ready if isinstance(each, int)]:
                 process.join()
-                _say_end("the ClientApp of a message", process.exitcode or 0)
+                _say_end(what, process.exitcode or 0)
             if received := [connection for connection in connections if connection in ready]:
                 return received
 
@@ -191,6 +195,7 @@ class _Server:
             unused = [self._requests, self._reports, self._template]
             self._importer = _FORK.Process(target=_import_and_fork, args=(app, requests, self._report, unused))
             self._importer.start()
+            self._apps.watch("the process that has imported the app", self._importer)
             requests.close()
             self._app = app
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -225,17 +226,23 @@ def test_a_server_makes_its_folder_once(coterie, served, tmp_path):
         assert_refused(coterie("server", folder), "is new: give --nodes and --host")
         assert_refused(coterie("server", folder, "--nodes", 2), "is new: give --nodes and --host")
         assert not folder.exists()
-        status, out, err = coterie("server", folder, "--nodes", 2, "--host", "fl.example.org", "--port", 443)
+        port, control = free_port(), free_port()
+        ports = ["--port", port, "--control-port", control]
+        status, out, err = coterie("server", folder, "--nodes", 2, "--host", "fl.example.org", *ports)
         assert (status, err) == (0, "")
         assert out.count("  passphrase ") == 2
-        assert served[served.index("--fleet-api-address") + 1] == "0.0.0.0:443"
+        assert served[served.index("--fleet-api-address") + 1] == f"0.0.0.0:{port}"
         assert served[served.index("--host") + 1] == "127.0.0.1"  # runs are submitted without a password
         assert "--enable-supernode-auth" in served
         passphrase = out.split()[2]
         site = unseal(folder / "pki" / "sites" / "node-0.coterie", passphrase, tmp_path / "state")
-        assert site.superlink == "fl.example.org:443"
+        assert site.superlink == f"fl.example.org:{port}"
         assert_refused(coterie("server", folder, "--nodes", 2), "leave out --nodes and --host")
-        status, out, err = coterie("server", folder, "--", "--runtime-api-ssl-x", 1)
+        with socket.create_server(("127.0.0.1", port)):
+            assert_refused(coterie("server", folder, *ports), f"--port {port}: is in use")
+        with socket.create_server(("127.0.0.1", control)):
+            assert_refused(coterie("server", folder, *ports), f"--control-port {control}: is in use")
+        status, out, err = coterie("server", folder, *ports, "--", "--runtime-api-ssl-x", 1)
         assert (status, out, err) == (0, "", "")
         assert served[-2:] == ["--runtime-api-ssl-x", "1"]
     finally:

@@ -246,7 +246,9 @@ executor.close()
         assert each["before"] > 0
     assert later["importer"] == again["importer"]
     assert after["importer"] not in (later["importer"], back["importer"])
-    assert "the ClientApp of a message ended (status 3)\n" in (apps / "err").read_text()
+    err = (apps / "err").read_text()
+    assert err.count("the ClientApp of a message ended (status 3)\n") == 1
+    assert err.count("the process that has imported the app ended (signal SIGKILL)") == 1
     assert {each["paths"] for each in every} == {1}
     assert {each["closed"] for each in every} == {1}  # the pipe of reports, before any code of the app runs
 

@@ -39,7 +39,7 @@ def server(
     """
     from coterie.deploy import certificates
     from coterie.deploy.commands.certs import write_bundles
-    from coterie.deploy.edge import environment
+    from coterie.deploy.edge import check_port, environment
     from coterie.deploy.superlink import serve
     from coterie.site.errors import DeployError
 
@@ -56,6 +56,9 @@ def server(
         raise DeployError(
             f"{pki} exists: leave out --nodes and --host; coterie certs {pki} --more adds nodes, --renew-server names"
         )
+    check_port("--control-port", control_port)
+    if not flags:  # which may name another address
+        check_port("--port", port, "0.0.0.0")
     connect(folder, control_port)
     os.environ.update(environment(folder / "flwr"))
     os.environ.setdefault("COTERIE_RUNS", str(folder / "runs"))
