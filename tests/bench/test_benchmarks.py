@@ -28,6 +28,7 @@ TINY = {
 ELSEWHERE = {
     "cfl_splits.py": "bench/test_benchmarks.py",
     "gpu_check.py": "bench/test_benchmarks.py",
+    "kills.py": "bench/test_benchmarks.py",
     "load.py": "test_documented_commands.py",
     "page.py": "bench/test_results.py",
     "robustness.py": "bench/test_benchmarks.py",
@@ -129,6 +130,13 @@ def test_splits_are_drawn_as_they_were(tmp_path):
 def test_gans_of_real_records_are_measured(tmp_path, data_dir):
     words = ["gans", "--epochs", "1", "--clients", "1"]
     assert run("one_shot.py", *words, folder=tmp_path, COTERIE_DATA=data_dir)
+
+
+@pytest.mark.slow  # a deployment
+def test_a_deployment_with_a_killed_process_ends_its_run(tmp_path):
+    out = run("kills.py", tmp_path / "kills", "--kills", "1", "--rounds", "2", folder=tmp_path)
+    assert "rounds 2, complete True" in out
+    assert out.count("rounds by number of charges {1: 2}") == 3
 
 
 def compared(workload, *only, folder):

@@ -56,7 +56,8 @@ def certs(  # long: one line per option
     bundle: Annotated[
         str | None,
         typer.Option(
-            metavar="I|all", help="Write OUT/sites/node-I.coterie, the one file by which site I joins; new passphrase."
+            metavar="I|all",
+            help="Write node-I.coterie in OUT/sites, the one file by which site I joins; prints its passphrase.",
         ),
     ] = None,
     superlink: Annotated[
