@@ -282,37 +282,39 @@ def test_the_death_of_an_app_is_said_within_ten_seconds(tmp_path):
     words = ["strategy=fedavg", "clusters=1", "rounds=400", "epsilon=500", "local-epochs=20", "batch-size=16"]
     process, log = start(folder, "--clients", 3, *(word for each in words for word in ("--set", each)))
 
-    def kill(client, depth, number=signal.SIGKILL):
-        """Send a signal below a SuperNode: 1, to its SuperExec; 2, to what forks; 4, to a ClientApp of a template."""
+    def stop(client, depth):
+        """Stop a process below a SuperNode: 1, its SuperExec; 2, what forks; 4, a ClientApp of a template."""
         found = []
 
-        def there():
-            found[:] = [n for n, chain in chains_of(folder, f"client-id={client} ").items() if len(chain) == depth]
+        def stopped():
+            for number, chain in chains_of(folder, f"client-id={client} ").items():
+                with suppress(OSError):  # a ClientApp can end meanwhile
+                    if len(chain) == depth:
+                        os.kill(number, signal.SIGSTOP)
+                        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+                        found.extend([number] * (state == "T"))
             return bool(found)
 
-        until(there, process, log, 60)
-        for each in found:
-            with suppress(ProcessLookupError):
-                os.kill(each, number)
-        return found
+        until(stopped, process, log, 60)
+        return found[0]
 
     def said(name, text, seconds=10):
         until(lambda: text in (folder / "logs" / f"{name}.log").read_text(), process, log, seconds)
 
     try:
         until(lambda: "round 2 of 400" in log.read_text(), process, log, 200)
-        kill(0, 4)
+        os.kill(stop(0, 4), signal.SIGKILL)
         said("client-0", "the ClientApp of a message ended (signal SIGKILL): did the machine")
-        kill(1, 2)
+        os.kill(stop(1, 2), signal.SIGKILL)
         said("client-1", "the process that forks ClientApps ended (signal SIGKILL)")
-        (stopped,) = kill(2, 1, signal.SIGSTOP)
+        superexec = stop(2, 1)
         said("client-2", "the SuperExec has not asked for a message for 30 s", 45)
-        os.kill(stopped, signal.SIGCONT)
+        os.kill(superexec, signal.SIGCONT)
         said("client-2", "the SuperExec asks again")
-        (serverapp,) = (
-            number for number in processes_of(folder) if "flwr-serverapp" in Path(f"/proc/{number}/cmdline").read_text()
-        )
-        os.kill(serverapp, signal.SIGKILL)
+        for number in processes_of(folder):
+            with suppress(OSError):
+                if "flwr-serverapp" in Path(f"/proc/{number}/cmdline").read_text():
+                    os.kill(number, signal.SIGKILL)
         said("server", "flwr-serverapp ended (signal SIGKILL)")
         assert process.wait(120) == 1
     finally:

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from kit.commands import assert_refused
@@ -203,8 +204,9 @@ def test_operators_write_bundles_of_the_nodes_that_they_have(coterie, tmp_path):
     ):
         status, out, err = coterie("certs", pki, *words)
         assert (status, f"next: {step}" in out) == (0, True), out + err
-    status, out, _ = coterie("certs", pki, "--bundle", 3, "--superlink", "10.0.0.7:443")
-    assert unseal(pki / "sites" / "node-3.coterie", out.split()[2], tmp_path / "3").superlink == "10.0.0.7:443"
+    status, out, _ = coterie("certs", pki, "--bundle", 3, "--superlink", "10.0.0.7:443", "--json")
+    (bundle,) = json.loads(out)["bundles"]
+    assert unseal(Path(bundle["file"]), bundle["passphrase"], tmp_path / "3").superlink == "10.0.0.7:443"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +105,11 @@ def certs(  # long: one line per option
     if bundle is not None and given:
         raise DeployError(f"{given[0]} and --bundle cannot be combined: give one after the other")
     if bundle is not None:
-        write_bundles(out, bundle, superlink)
+        written = write_bundles(out, bundle, superlink)
+        if as_json:
+            print_json({"bundles": [{"file": str(path), "passphrase": word} for path, word in written.items()]})
+        else:
+            print_bundles(written)
         return
     if (nodes is None) != (change not in (None, "--more")):
         raise DeployError("--nodes is required" if nodes is None else f"--nodes cannot be used with {change}")
@@ -152,8 +156,8 @@ def _next_steps(out: Path, change: str | None, made: CreatedCertificates) -> lis
     return steps.get(change, [])
 
 
-def write_bundles(pki: Path, which: str, superlink: str | None) -> None:
-    """Write the bundles of a node, or of all, and print their passphrases.
+def write_bundles(pki: Path, which: str, superlink: str | None) -> dict[Path, str]:
+    """Write the bundles of a node, or of all; return their passphrases.
 
     Raises:
         DeployError: there is no such node.
@@ -163,19 +167,22 @@ def write_bundles(pki: Path, which: str, superlink: str | None) -> None:
     from coterie.files import private_folder, write_atomic
     from coterie.site.errors import DeployError
 
-    nodes = nodes_of(pki)
-    if which != "all":
-        if which not in map(str, nodes):
-            raise DeployError(
-                f"--bundle {which}: {pki} has no such node; give all, or one of {', '.join(map(str, nodes))}"
-            )
-        nodes = [int(which)]
+    nodes = {str(node): node for node in nodes_of(pki)}
+    if which not in ("all", *nodes):
+        raise DeployError(f"--bundle {which}: {pki} has no such node; give all, or one of {', '.join(nodes)}")
     address = superlink or f"{names_of(pki / 'server.crt')[0]}:9092"
     private_folder(pki / "sites")
-    for node in nodes:
-        sealed, passphrase = seal(pki, node, address)
+    written = {}
+    for node in nodes.values() if which == "all" else [nodes[which]]:
         path = pki / "sites" / f"node-{node}.coterie"
+        sealed, written[path] = seal(pki, node, address)
         write_atomic(path, sealed)
+    return written
+
+
+def print_bundles(written: Mapping[Path, str]) -> None:
+    """Print files and passphrases, and what to do with them."""
+    for path, passphrase in written.items():
         print(f"{path}  passphrase {passphrase}")
     print("send each site its file, and its passphrase another way; there: coterie client node-I.coterie --data DATA")
 

@@ -38,7 +38,7 @@ def server(
     A new folder gets certificates and a file for each site, with which `coterie client` joins.
     """
     from coterie.deploy import certificates
-    from coterie.deploy.commands.certs import write_bundles
+    from coterie.deploy.commands.certs import print_bundles, write_bundles
     from coterie.deploy.edge import check_port, environment
     from coterie.deploy.superlink import serve
     from coterie.site.errors import DeployError
@@ -50,7 +50,7 @@ def server(
         if nodes is None or not host:
             raise DeployError(f"{folder} is new: give --nodes and --host, by which sites reach this machine")
         certificates.create(pki, nodes, host)
-        write_bundles(pki, "all", f"{host[0]}:{port}")
+        print_bundles(write_bundles(pki, "all", f"{host[0]}:{port}"))
         print(f"move {pki}/ca.key and operator.key to a safe place: coterie certs alone needs them")
     elif nodes is not None or host:
         raise DeployError(
