@@ -15,12 +15,13 @@ import pytest
 from kit.documented import ROOT
 from kit.servers import free_port, open_port, running, until
 
+from coterie.deploy.bundles import seal, unseal
 from coterie.deploy.certificates import create
-from coterie.deploy.status import register_nodes
+from coterie.deploy.commands.server import CONNECTION, READY
 
 BIN = Path(sys.executable).parent
 UNITS = sorted((ROOT / "docker").rglob("*.service"))
-NAMES = {"coterie-client@", "coterie-superexec@", "coterie-superlink", "coterie-serverapp"}
+NAMES = {"coterie-client@", "coterie-superexec@", "coterie-server"}
 
 
 def parsed(path):
@@ -104,40 +105,35 @@ class Machine:
 
 @pytest.mark.slow
 def test_the_units_are_a_deployment(tmp_path, monkeypatch):
-    etc = tmp_path / "etc"
-    create(etc, 1, ["localhost"])
+    folder, bundle = tmp_path / "coterie" / "server", tmp_path / "node-0.coterie"
     control, fleet, runtime = free_port(), free_port(), free_port()
-    data = tmp_path / "data"
+    pki = create(folder / "pki", 1, ["localhost"]).folder
+    content, passphrase = seal(pki, 0, f"localhost:{fleet}")
+    bundle.write_bytes(content)
+    unseal(bundle, passphrase, tmp_path / "coterie" / "client-0")
+    data, home = tmp_path / "data", folder / "flwr"
     data.mkdir()
     rng = np.random.default_rng(0)
     np.savez(data / "train.npz", x=rng.integers(0, 256, (40, 1, 4, 4), np.uint8), y=np.arange(40) % 2)
-    home = tmp_path / "flwr"
-    home.mkdir()
-    link = {"address": f"localhost:{control}", "root-certificates": f"{etc}/ca.crt"}
-    (home / "config.toml").write_text("[superlink.here]\n" + "".join(f'{k} = "{v}"\n' for k, v in link.items()))
     monkeypatch.setenv("FLWR_HOME", str(home))
-    replaced = {"/opt/coterie/bin": BIN, "/etc/coterie": etc, "%S": tmp_path, "0.0.0.0:9092": f"127.0.0.1:{fleet}"}
-    replaced |= {"localhost:8000": f"localhost:{control}", "--port 8000": f"--port {control}"}
+    monkeypatch.delenv("COTERIE_RUNS")
     with ExitStack() as stack:
-        machine = Machine(tmp_path, stack, replaced)
-        superlink, log = machine.start("coterie-superlink")
-        until(lambda: open_port(control) and open_port(fleet), superlink, log)
-        serverapp, serverapp_log = machine.start("coterie-serverapp")
-        register_nodes("here", {"client-0": etc / "nodes" / "node-0.pub"})
-        options = {"SUPERLINK": f"localhost:{fleet}", "DATA": data, "KEY": etc / "nodes" / "node-0.key"}
+        machine = Machine(tmp_path, stack, {"/opt/coterie/bin": BIN, "%S": tmp_path})
+        server, server_log = machine.start("coterie-server", ARGS=f"--port={fleet} --control-port={control}")
+        until(lambda: READY in server_log.read_text(), server, server_log)
         args = f"--isolation=process --port={runtime} --input-shape=1x4x4 --num-classes=2 --guarantee=trusted-server"
-        client, log = machine.start("coterie-client@", "0", CA=etc / "ca.crt", ARGS=args, **options)
+        client, log = machine.start("coterie-client@", "0", BUNDLE=bundle, DATA=data, ARGS=args)
         until(lambda: open_port(runtime), client, log)
         machine.start("coterie-superexec@", "0", PORT=runtime)
         settings = {"strategy": "fedavg", "rounds": 1, "data.dataset": "own", "data.clients": 1}
         settings |= {"data.input-shape": "1x4x4", "data.num-classes": 2, "privacy.privacy-unit": "none"}
         settings |= {"deployment.min-clients": 1, "evaluation.evaluate": "off", "aggregation.sampling-rate": 1.0}
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        submit = [BIN / "flwr", "run", ROOT, "here", "--stream", "--run-config", config]
+        submit = [BIN / "flwr", "run", ROOT, CONNECTION, "--stream", "--run-config", config]
         done = subprocess.run(
             submit, capture_output=True, text=True, timeout=200, env=os.environ | {"FLWR_HOME": str(home)}
         )
-        assert "results are in" in done.stdout, done.stdout + serverapp_log.read_text() + log.read_text()
-        assert serverapp.poll() is None
-    (run,) = (tmp_path / "coterie" / "runs").glob("*/")
+        assert "results are in" in done.stdout, done.stdout + server_log.read_text() + log.read_text()
+        assert server.poll() is None
+    (run,) = (folder / "runs").glob("*/")
     assert tomllib.loads((run / "config.toml").read_text())["config"]["rounds"] == 1
