@@ -154,6 +154,7 @@ def test_a_run_folder_is_not_used_twice_nor_resumed_with_other_settings(coterie,
 
 @pytest.mark.parametrize(("number", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_say_how_to_continue(coterie, tmp_path, monkeypatch, number, ended):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in jobs of the background
     keep, before = RunFolder.round_finished, signal.getsignal(signal.SIGTERM)
 
     def interrupted(folder, line):
