@@ -39,22 +39,30 @@ def console_for(as_json: bool) -> Console:
 
 
 @contextmanager
-def interruptible(way_out: str) -> Iterator[None]:
-    """On Ctrl-C and SIGTERM, print the way out and exit with status 130 or 143, as shells do."""
+def interrupting(*numbers: signal.Signals) -> Iterator[None]:
+    """Raise KeyboardInterrupt on these signals too, with their number, in the main thread."""
 
-    def terminate(number: int, _: object) -> None:
+    def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(number)
 
-    handles = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if handles else None
+    handled = numbers if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def interruptible(way_out: str) -> Iterator[None]:
+    """On Ctrl-C and SIGTERM, print the way out and exit with status 130 or 143, as shells do."""
+    try:
+        with interrupting(signal.SIGTERM):
+            yield
     except KeyboardInterrupt as error:
         print(f"interrupted; {way_out}", file=sys.stderr)
         raise typer.Exit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None
-    finally:
-        if handles:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def plain_progress(console: Console, seconds: float) -> ProgressCallback:

@@ -143,7 +143,7 @@ def opened(bundle: Path, state: Path) -> Site | None:
 
 
 def unseal(bundle: Path, passphrase: str, state: Path) -> Site:
-    """Open a bundle into the state folder of its client, in place of an earlier one.
+    """Open a bundle into the state folder of its client, and replace the one that was opened before.
 
     Raises:
         DeployError: it has expired, the passphrase is wrong, or it was changed.

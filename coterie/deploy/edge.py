@@ -225,6 +225,15 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "FLWR_HOME": str(home), "PATH": path}
 
 
+def superexec_command(*flags: str) -> Callable[[Sequence[str]], Sequence[str]]:
+    """Return what starts :mod:`coterie.deploy.superexec` with these flags where Flower starts flower-superexec."""
+
+    def command(words: Sequence[str]) -> Sequence[str]:
+        return [*SUPEREXEC, *flags, *words[1:]] if words[0] == "flower-superexec" else words
+
+    return command
+
+
 def start(edge: Edge) -> NoReturn:
     """Create the private state folder and replace this process by the SuperNode. Raises :class:`DeployError`."""
     words = command(edge)
@@ -478,7 +487,7 @@ def _tls(edge: Edge) -> ssl.SSLContext:
 def proxy_hint(host: str) -> str:
     """Return what to do about a proxy that connections to a host take; empty without one.
 
-    The address of a proxy can hold a password and is not told.
+    The hint does not show the address of the proxy, which can hold a password.
     """
     if "https" not in getproxies() or proxy_bypass(host):
         return ""

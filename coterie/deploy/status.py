@@ -101,7 +101,7 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
 
 
 def register_nodes(connection: str, keys: Mapping[str, Path]) -> None:
-    """Register nodes, in place of those that are registered by the same names with other keys.
+    """Register nodes; a node with the same name and another key is unregistered first.
 
     Args:
         connection: name of the connection in Flower's configuration.

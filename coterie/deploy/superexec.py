@@ -276,12 +276,12 @@ def main() -> None:
         check("deploy.superexec", "deploy.clientapp")
     except DeployError as error:
         sys.exit(f"error: {error}")
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
-    vars(flower)["time"] = SimpleNamespace(sleep=Pace())
     write_once()
     serves, sys.argv = SERVER in sys.argv, ["flower-superexec", *(word for word in sys.argv[1:] if word != SERVER)]
     with contextlib.ExitStack() as stack:
         if not serves:
+            os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
+            vars(flower)["time"] = SimpleNamespace(sleep=Pace())
             if not {"--help", "--version"} & set(sys.argv):  # which answer at once
                 clientapp.preload()
             executor = stack.enter_context(contextlib.closing(ForkingExecutor()))

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coterie.deploy.edge import SUPEREXEC
+from coterie.deploy.edge import superexec_command
 from coterie.deploy.superexec_watch import watch_superexec
 from coterie.files import PRIVATE
 from coterie.flower import check
@@ -84,11 +84,7 @@ def serve(flags: Sequence[str]) -> None:
                 os.chmod(value + suffix, PRIVATE)
     wait_for_locks()
     check("deploy.superexec_watch")
-
-    def with_watched_apps(words: Sequence[str]) -> Sequence[str]:
-        return [*SUPEREXEC, "--server", *words[1:]] if words[0] == "flower-superexec" else words
-
-    watch_superexec(import_module("flwr.superlink.cli.flower_superlink"), command=with_watched_apps)
+    watch_superexec(import_module("flwr.superlink.cli.flower_superlink"), command=superexec_command("--server"))
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
         flower_superlink()

@@ -40,7 +40,7 @@ from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR, InMemoryNodeState
 
 from coterie.deploy.app_bundle import checked_hash, describe
-from coterie.deploy.edge import SUPEREXEC
+from coterie.deploy.edge import superexec_command
 from coterie.deploy.superexec_watch import watch_superexec
 from coterie.flower import backoff, check
 from coterie.flower.transport import nodes_speak_http
@@ -123,11 +123,7 @@ def forget_installed(expected: str) -> None:
 
 def shorten_start() -> None:
     """Have Flower's subprocess be :mod:`coterie.deploy.superexec` instead of flower-superexec, and end with it."""
-
-    def command(words: Sequence[str]) -> Sequence[str]:
-        return [*SUPEREXEC, *words[1:]] if words[0] == "flower-superexec" else words
-
-    watch_superexec(flower, most_ends=1, command=command)
+    watch_superexec(flower, most_ends=1, command=superexec_command())
 
 
 def shorten_waits() -> None:

@@ -79,7 +79,7 @@ class Trial:
                 start_new_session=True,
             )
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         """What a process has written to its log since it was started."""
         with self.log(name).open("rb") as log:
             log.seek(self._sizes[name])
@@ -176,21 +176,6 @@ def listens(port: int) -> bool:
     """Whether something accepts connections on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, as on Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def program(name: str) -> str:

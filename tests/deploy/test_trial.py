@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.deploy.trial import TRIAL, Trial, free_ports, interruptible, processes_of, program
+from coterie.cli.console import interrupting
+from coterie.deploy.trial import TRIAL, Trial, free_ports, processes_of, program
 from coterie.site.errors import DeployError
 
 #: Starts a process in a session of its own, which would survive the end of its parent's group.
@@ -132,6 +133,6 @@ def test_ports_differ_and_programs_are_those_of_this_python():
 def test_signals_interrupt(number):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in jobs of the background
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), interrupting(signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(number)
     assert signal.getsignal(number) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.console import console_for
+from coterie.cli.console import console_for, interrupting
 from coterie.cli.run import settings_of
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def poc(
     once: Annotated[bool, typer.Option("--once", help="End after the run instead of waiting for Ctrl-C.")] = False,
 ) -> None:
     """Try a deployment on this machine: certificates, SuperLink, clients and a run, until Ctrl-C."""
-    from coterie.deploy.trial import Trial, interruptible
+    from coterie.deploy.trial import Trial
 
     began = time.monotonic()
     os.umask(0o077)  # what Flower's processes write is private too
@@ -117,7 +118,7 @@ def poc(
         raise DeployError("--epsilon and --delta form one budget: set both or neither")
     budget = [] if epsilon is None else ["--epsilon", str(epsilon), "--delta", str(delta)]
     layout = _prepared(folder.expanduser().absolute(), clients, data_dir)
-    with interruptible():
+    with interrupting(signal.SIGTERM, signal.SIGHUP):
         try:
             with Trial(layout.folder) as trial:
                 _serve(trial, layout, budget, _settings(layout, config, assignments), once, say)
@@ -216,7 +217,7 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
         variables.pop(name, None)
     command = [sys.executable, "-m", "coterie.cli", "server", str(layout.folder), "--control-port", str(control)]
     trial.start("server", [*command, "--", "--fleet-api-address", f"127.0.0.1:{fleet}"], variables)
-    trial.wait(lambda: READY in trial.said("server"), _START, "the server does not register its nodes")
+    trial.wait(lambda: READY in trial.output("server"), _START, "the server does not register its nodes")
     say(f"SuperLink at localhost:{fleet} (clients) and localhost:{control} (flwr); TLS and nodes' keys")
     declared = _declared(layout, has_budget=bool(budget))
     for client, port in enumerate(runtime):
@@ -320,7 +321,7 @@ def _watch_run(trial: Trial, say: Any) -> None:
     shown = 0
     while True:
         over = "run" in trial.ended()
-        progress = read_progress(trial.said("run"))
+        progress = read_progress(trial.output("run"))
         if progress is not None and progress["round"] > shown:
             shown = progress["round"]
             say(f"round {shown} of {progress['rounds']}, ε {progress['epsilon']:.3f}")
@@ -330,7 +331,7 @@ def _watch_run(trial: Trial, say: Any) -> None:
         time.sleep(_POLL)
     failed = trial.failure("run")
     trial.forget("run")
-    if "results are in" not in trial.said("run"):
+    if "results are in" not in trial.output("run"):
         raise failed
 
 
