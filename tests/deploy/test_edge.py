@@ -27,6 +27,7 @@ from kit.tables import for_rows
 from coterie.client.masking_keys import MaskingKeys
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import certificates, edge
+from coterie.deploy.bundles import seal, unseal
 from coterie.deploy.certificates import create, renew_server
 from coterie.deploy.edge import Edge, checks, default_state_dir
 from coterie.flower.transport import nodes_speak_http
@@ -235,9 +236,12 @@ def test_a_schema_declares_the_data(coterie, pki, tmp_path, executed, machine):
 def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
     unit = (ROOT / "docker" / "edge" / "coterie-client@.service").read_text().replace("\\\n", "")
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    state, bundle = tmp_path / "coterie" / "client-1", tmp_path / "node-1.coterie"
     with listening(tls(pki)) as port:
-        values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${SUPERLINK}": f"localhost:{port}"}
-        values |= {"${KEY}": f"{pki}/nodes/node-1.key", "${CA}": f"{pki}/ca.crt"}
+        content, passphrase = seal(pki, 1, f"localhost:{port}")
+        bundle.write_bytes(content)
+        unseal(bundle, passphrase, state)
+        values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${BUNDLE}": f"{bundle}"}
         values["$ARGS"] = f"--port {free_port()} {DECLARED} --check"
         told = []
         for word in line.split()[1:]:
@@ -246,7 +250,7 @@ def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
             told += word.split() if "--port" in word else [word]
         status, out, err = coterie(*told)
     assert (status, err) == (0, "")
-    assert f"{tmp_path}/coterie/client-1\n" in out
+    assert f"{state}\n" in out
 
 
 def given(tmp_path, **changes):
