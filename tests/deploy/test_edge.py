@@ -242,7 +242,7 @@ def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
         bundle.write_bytes(content)
         unseal(bundle, passphrase, state)
         values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${BUNDLE}": f"{bundle}"}
-        values["$ARGS"] = f"--port {free_port()} {DECLARED} --check"
+        values["$ARGS"] = f"--port {free_port()} --guarantee record-level {DECLARED} --check"
         told = []
         for word in line.split()[1:]:
             for name, value in values.items():
