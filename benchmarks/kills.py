@@ -33,7 +33,7 @@ from coterie.deploy.trial import free_ports
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
 CLIENTS, WITHIN = 3, 10.0
 OF_SERVER = ("SuperLink", "SuperExec of the server", "ServerApp")
-OF_CLIENT = ("SuperNode", "SuperExec", "what forks ClientApps", "ClientApp or its template")
+OF_CLIENT = ("SuperNode", "SuperExec", "what imports libraries", "what forks ClientApps", "ClientApp or its template")
 RUN = """
 strategy = "fedavg"
 clusters = 1

@@ -122,9 +122,10 @@ def resident(pid: int) -> float:
 
 
 def program(pid: int) -> str:
-    """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as their SuperExec."""
+    """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as what forks them."""
     line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-    names = {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
+    names = {"deploy.superexec": "flower-superexec", "deploy.fork_server": "fork server and ClientApps"}
+    names |= {"deploy.supernode": "flower-supernode"}
     found = [name for part, name in names.items() if part in line]
     return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
 

@@ -112,3 +112,10 @@ def how(status: int) -> str:
         with suppress(ValueError):
             return f"signal {signal.Signals(-status).name}"
     return f"status {status}"
+
+
+def say_end(what: str, status: int) -> None:
+    """Log the end of a process that failed."""
+    memory = ": did the machine, or its container, run out of memory?" if status == -signal.SIGKILL else ""
+    if status:
+        log(ERROR, "%s ended (%s)%s", what, how(status), memory)

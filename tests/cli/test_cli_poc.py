@@ -283,7 +283,7 @@ def test_the_death_of_an_app_is_said_within_ten_seconds(tmp_path):
     process, log = start(folder, "--clients", 3, *(word for each in words for word in ("--set", each)))
 
     def stop(client, depth):
-        """Stop a process below a SuperNode: 1, its SuperExec; 2, what forks; 4, a ClientApp of a template."""
+        """Stop a process below a SuperNode: 1, its SuperExec; 3, what forks; 5, a ClientApp of a template."""
         found = []
 
         def stopped():
@@ -303,9 +303,9 @@ def test_the_death_of_an_app_is_said_within_ten_seconds(tmp_path):
 
     try:
         until(lambda: "round 2 of 400" in log.read_text(), process, log, 200)
-        os.kill(stop(0, 4), signal.SIGKILL)
+        os.kill(stop(0, 5), signal.SIGKILL)
         said("client-0", "the ClientApp of a message ended (signal SIGKILL): did the machine")
-        os.kill(stop(1, 2), signal.SIGKILL)
+        os.kill(stop(1, 3), signal.SIGKILL)
         said("client-1", "the process that forks ClientApps ended (signal SIGKILL)")
         superexec = stop(2, 1)
         said("client-2", "the SuperExec has not asked for a message for 30 s", 45)

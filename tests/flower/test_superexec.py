@@ -14,16 +14,15 @@ from kit.apps import app_folder, fab_of
 from coterie.deploy import superexec
 from coterie.deploy.edge import SUPEREXEC
 
-# Launches ClientApps that do not ask a SuperNode.
-LAUNCHES = """
+# A fork server whose ClientApps do not ask a SuperNode.
+SERVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-import coterie.client.identity  # as if the SuperExec had imported a module of the app's name
-from coterie.deploy import superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
+import coterie.client.identity  # as if the server had imported a module of the app's name
+from coterie.deploy import clientapp, fork_server
 from flwr.supernode.runtime import run_clientapp as flower
 
+preload, clientapp.preload = clientapp.preload, lambda: None
 folder = Path(sys.argv[1])
 
 def read(path):
@@ -39,10 +38,21 @@ def read_link(fd):
         return ""
 
 """
-READY = """
+SERVE = """
 flower.run_clientapp = run_clientapp
+fork_server.main()
+"""
+LAUNCHES = """
+import json, os, signal, sys, time
+from pathlib import Path
+from coterie.deploy import superexec
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
+
+folder = Path(sys.argv[1])
 cold = []
 SubprocessExecutor.launch = lambda self, spec: cold.append(spec.token.split("-")[0])
+superexec.FORK_SERVER = (sys.executable, "-W", "ignore", folder / "server.py", folder)
 executor = superexec.ForkingExecutor()
 (folder / "server").write_text(str(executor._server.pid))
 
@@ -56,17 +66,21 @@ def wait(name):
         assert time.monotonic() < deadline, name
         time.sleep(0.01)
     return json.loads((folder / f"{name}.json").read_text())
+
 """
 # ClientApps that write down what they are, and do what their address says.
 WRITING = """
 def run_clientapp(*, runtime_api_address, token, insecure, certificates, parent_pid, runtime_dependency_install):
     found = {
-        "pid": os.getpid(), "parent": parent_pid, "certificates": certificates, "insecure": insecure,
+        "pid": os.getpid(), "server": os.getppid(), "parent": parent_pid,
+        "certificates": certificates, "insecure": insecure,
         "modules": [name for name in sys.modules if name.split(".")[0] == "coterie"],
         "commands": [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if token in read(path)],
         "open": [link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))],
     }
     name = token.split("-")[0]
+    while runtime_api_address == "waits:1" and not (folder / "go").exists():
+        time.sleep(0.01)
     (folder / f"{name}.part").write_text(json.dumps(found))
     (folder / f"{name}.part").rename(folder / f"{name}.json")
     if runtime_api_address == "crashes:1":
@@ -77,7 +91,8 @@ def run_clientapp(*, runtime_api_address, token, insecure, certificates, parent_
 
 
 def launched(tmp_path, script, apps=WRITING, **options):
-    words = [sys.executable, "-W", "ignore", "-c", LAUNCHES + apps + READY + script, tmp_path]
+    (tmp_path / "server.py").write_text(SERVER + apps + SERVE)
+    words = [sys.executable, "-W", "ignore", "-c", LAUNCHES + script, tmp_path]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -104,7 +119,7 @@ def gone(*pids):
 
 
 def test_a_process_for_each_message(tmp_path):
-    one, two, three, cold, pipe = output(
+    one, two, three, four, cold, pipe = output(
         tmp_path,
         """
 launch("first", "crashes:1")
@@ -114,24 +129,51 @@ second = wait("second")
 launch("third", "hangs:1")
 third = wait("third")
 launch("other", task=TaskType.SERVER_APP)  # Flower's program
-os.kill(executor._server.pid, signal.SIGKILL)
-time.sleep(1)  # it is waited for by a thread
-launch("fourth")  # as well, where nothing can be forked any more
-print(json.dumps([first, second, third, cold, os.readlink(f"/proc/self/fd/{executor._requests.fileno()}")]))
+pipe = os.readlink(f"/proc/self/fd/{executor._requests.fileno()}")
+os.kill(third["server"], signal.SIGKILL)
+executor._server.wait()
+launch("fourth")  # by a new server
+fourth = wait("fourth")
+executor._requests.close()
+launch("fifth")  # Flower's program as well, where nothing can be forked
+print(json.dumps([first, second, third, fourth, cold, pipe]))
 os.kill(third["pid"], signal.SIGKILL)
 executor.close()
 """,
     )
-    assert len({each["pid"] for each in (one, two, three)}) == 3
-    for each in (one, two, three):
+    assert len({each["pid"] for each in (one, two, three, four)}) == 4
+    for each in (one, two, three, four):
         assert each["modules"] == []
         assert each["commands"] == []  # any user may read a command line
         assert (each["insecure"], each["certificates"]) == (True, None)
         assert pipe not in each["open"]  # not the pipe by which the next message's token comes
-    assert cold == ["other", "fourth"]
+    assert one["server"] == three["server"] != four["server"]
+    assert cold == ["other", "fifth"]
     err = (tmp_path / "err").read_text()
     assert err.count("the ClientApp of a message ended (signal SIGKILL): did the machine") == 1
     assert err.count("the process that forks ClientApps ended (signal SIGKILL)") == 1
+
+
+def test_a_server_without_messages_ends_and_is_started_again(tmp_path):
+    one, two, running, ended = output(
+        tmp_path,
+        """
+launch("one", "waits:1")
+server, executor._latest = executor._server, time.monotonic() - superexec.IDLE_SECONDS + 60
+executor.reconcile()
+assert executor._server is server
+executor._latest -= 60
+executor.reconcile()
+launch("two")
+two, running = wait("two"), server.poll() is None  # it waits for its message
+(folder / "go").touch()
+print(json.dumps([wait("one"), two, running, server.wait(20)]))
+executor.close()
+""",
+    )
+    assert one["server"] != two["server"]
+    assert (running, ended) == (True, 0)
+    assert "ended" not in (tmp_path / "err").read_text()
 
 
 PRELOADED = """
@@ -290,9 +332,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from coterie.deploy import clientapp
 
-clientapp.preload()
+preload()
 own = flower.run_clientapp
 
 def run_clientapp(*, runtime_api_address, token, **options):
