@@ -26,6 +26,8 @@ from flwr.supercore import log
 PAUSE = 2.0
 #: A SuperLink ends when its SuperExec has ended so often within so many seconds.
 MOST_ENDS, WITHIN = 5, 60.0
+# Seconds without a request for a task, which comes once or twice a second, after which a SuperExec counts as stopped.
+_SILENCE = 30.0
 
 
 def watch_superexec(
@@ -104,6 +106,27 @@ class WatchedProcess:
                 os._exit(1)
             log(ERROR, "the SuperExec ended (%s) and is started again", ending)
             self._process = self._start()
+
+
+def notice_silence(handlers: Any) -> None:
+    """Log when the SuperExec stops asking a module of handlers for tasks: one that is stopped has not ended."""
+    acquire, asked = handlers.acquire_task, threading.Event()
+
+    def acquire_task(*arguments: Any) -> Any:
+        asked.set()
+        return acquire(*arguments)
+
+    def notice() -> None:
+        asked.wait()
+        while True:
+            asked.clear()
+            if not asked.wait(_SILENCE):
+                log(ERROR, "the SuperExec has not asked for a task for %g s: is it stopped? Start it again", _SILENCE)
+                asked.wait()
+                log(ERROR, "the SuperExec asks again")
+
+    handlers.acquire_task = acquire_task
+    threading.Thread(target=notice, name="silence", daemon=True).start()
 
 
 def how(status: int) -> str:

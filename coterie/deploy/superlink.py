@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deploy.edge import superexec_command
-from coterie.deploy.superexec_watch import watch_superexec
+from coterie.deploy.superexec_watch import notice_silence, watch_superexec
 from coterie.files import PRIVATE
 from coterie.flower import check
 from coterie.flower.transport import nodes_speak_http
@@ -85,6 +85,7 @@ def serve(flags: Sequence[str]) -> None:
     wait_for_locks()
     check("deploy.superexec_watch")
     watch_superexec(import_module("flwr.superlink.cli.flower_superlink"), command=superexec_command("--server"))
+    notice_silence(import_module("flwr.superlink.servicer.runtime.runtime_handlers"))
     sys.argv = ["flower-superlink", *flags]
     with _database_of_another_version():
         flower_superlink()

@@ -41,7 +41,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERRO
 
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import superexec_command
-from coterie.deploy.superexec_watch import watch_superexec
+from coterie.deploy.superexec_watch import notice_silence, watch_superexec
 from coterie.flower import backoff, check
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.errors import DeployError
@@ -51,8 +51,6 @@ from coterie.site.errors import DeployError
 _MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
 # Seconds that a request of the SuperExec waits for a task; the end of the SuperNode waits for this request.
 _LONG_POLL = 1.0
-# Seconds without such a request, which comes twice a second, after which the SuperExec counts as stopped.
-_SILENCE = 30.0
 
 
 class RefusedError(Exception):
@@ -132,24 +130,12 @@ def shorten_waits() -> None:
 
     handlers, main = vars(runtime_handlers), vars(flower)
     task, pushed = threading.Event(), threading.Event()
-    asked = threading.Event()
-    handlers["acquire_task"] = waiting(announced(handlers["acquire_task"], asked), task)
-    threading.Thread(target=_notice_silence, args=(asked,), name="silence", daemon=True).start()
+    notice_silence(runtime_handlers)
+    handlers["acquire_task"] = waiting(handlers["acquire_task"], task)
     main["_pull_and_store_message"] = announced(main["_pull_and_store_message"], task)
     for name in ("push_messages", "push_object"):
         handlers[name] = announced(handlers[name], pushed)
     main["time"] = SimpleNamespace(sleep=partial(_wait, pushed))
-
-
-def _notice_silence(asked: threading.Event) -> None:
-    """Say when the SuperExec stops asking for tasks: a process that is stopped has not ended."""
-    asked.wait()
-    while True:
-        asked.clear()
-        if not asked.wait(_SILENCE):
-            log(ERROR, "the SuperExec has not asked for a message for %g s: is it stopped? Start it again", _SILENCE)
-            asked.wait()
-            log(ERROR, "the SuperExec asks again")
 
 
 def waiting(acquire: Callable[..., Any], task: threading.Event) -> Callable[..., Any]:

@@ -116,6 +116,12 @@ PRIVATE = (
         "deploy.superexec_watch",
         "notices the end of the SuperExec of a server",
     ),
+    PrivatePart(
+        "flwr.superlink.servicer.runtime.runtime_handlers.acquire_task",
+        (),
+        "deploy.superexec_watch",
+        "says when the SuperExec of a server is stopped",
+    ),
     PrivatePart(f"{_STATE}.finish_task", ("task_id",), "deploy.supernode", _LOST),
     PrivatePart(f"{_STATE}._on_task_tokens_expired", ("tasks",), "deploy.supernode", _LOST),
     PrivatePart(f"{_STATE}._store_error_replies", ("run_ids", "error"), "deploy.supernode", _LOST),
