@@ -115,9 +115,10 @@ class Stack:
         subprocess.run(data, check=True)
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
 
-    def compose(self, *words, **options):
+    def compose(self, *words, environment=None, **options):
         files = [word for file in (self._file, *self._overrides) for word in ("-f", file)]
-        return docker("compose", "-p", self.name, *files, *words, env=self._environment, **options)
+        variables = self._environment | (environment or {})
+        return docker("compose", "-p", self.name, *files, *words, env=variables, **options)
 
     def override(self, services: dict, **further: dict) -> None:
         """Something of compose.yml that is different here."""

@@ -1,7 +1,9 @@
 """docker/server and docker/edge: a client with its own data on a machine of its own dials out to the server."""
 
+import json
+
 import pytest
-from stack import OWN_DATA, ROOT, Stack
+from stack import OWN_DATA, ROOT, Stack, in_image
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
@@ -28,17 +30,13 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
     folder.chmod(0o755)
     server = Stack(folder, "coterie-test-server", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
     server.prepare()
+    bundle = in_image(folder, "coterie", "certs", "/out/secrets", "--bundle", 0, "--json")
     edge = Stack(
         folder,
         "coterie-test-edge",
         ROOT / "docker" / "edge" / "compose.yml",
-        SUPERLINK="superlink:9092",
-        CLIENT_ID="0",
         DATA=str(server.data / "client-0"),
-        KEY=str(server.secrets / "nodes" / "node-0.key"),
-        CA=str(server.secrets / "ca.crt"),
-        CERTIFICATE=str(server.secrets / "nodes" / "node-0.crt"),
-        CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
+        BUNDLE=str(server.secrets / "sites" / "node-0.coterie"),
         BUDGET=str(folder / "budget"),
         CLIENT_ARGS="--guarantee trusted-server",
     )
@@ -47,6 +45,9 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
         server.register(0)
+        # The passphrase opens the bundle once.
+        once = {"COTERIE_PASSPHRASE": json.loads(bundle.stdout)["bundles"][0]["passphrase"], "CHECK": "--check"}
+        assert "all checks passed" in edge.compose("run", "--rm", "client", environment=once).stdout
         edge.compose("up", "--detach", "--wait", timeout=120)
         run = server.submit(**RUN, out="/runs/edge")
         server.complete(run)
