@@ -97,7 +97,7 @@ def test_settings_are_whole_words_on_a_phone(browser, site):
 @pytest.mark.slow
 def test_commands_in_lists_are_code(site):
     text = (site / "deployment.html").read_text()
-    assert "docker compose build superlink\ndocker compose up --detach --wait\n" in text
+    assert "docker compose build\ndocker compose up --detach --wait\n" in text
     assert not re.search(r"^\d\. ", text, re.MULTILINE), "a list ended early"
 
 

@@ -16,7 +16,7 @@ out=$(dirname "$0")/../docker/demo/out
 case "$*" in
   *"compose"*" logs"*) echo "the reason of a container" ;;
   *"flwr run"*) [ -z "$FAIL" ] || exit 3; mkdir -p "$out/runs/demo"; echo '{}' > "$out/runs/demo/result.json" ;;
-  *"certs /out/secrets"*) mkdir -p "$out/secrets/nodes"; echo key > "$out/secrets/ca.key" ;;
+  *"certs /server/pki --nodes"*) mkdir -p "$out/pki"; echo key > "$out/pki/ca.key" ;;
 esac
 """
 
@@ -69,10 +69,10 @@ def demo(tmp_path):
 def test_keys_are_kept_or_deleted(demo, words, more, typed, kept):
     status, said = demo(*words, typed=typed, **more)
     assert status == 0, said
-    assert f"private keys of this demo are in {demo.out}/secrets" in said
+    assert f"private keys of this demo are in {demo.out}/pki" in said
     assert ("delete them? [y/N]" in said) == (typed is not None and not words)
-    assert (demo.out / "secrets" / "ca.key").exists() == kept
-    assert (f"rm -rf '{demo.out}/secrets'" in said) == kept
+    assert (demo.out / "pki" / "ca.key").exists() == kept
+    assert (f"rm -rf '{demo.out}/pki'" in said) == kept
     assert (demo.out / "runs" / "demo" / "result.json").exists()
     assert demo.out.stat().st_mode & 0o777 == 0o700
 
@@ -87,7 +87,7 @@ def test_a_demo_that_failed_shows_why_and_does_not_block_the_next_try(demo):
     status, said = demo(FAIL="1")
     assert status == 3
     assert "the reason of a container" in said
-    assert (demo.out / "secrets").exists()
+    assert (demo.out / "pki").exists()
     status, said = demo()
     assert status == 0, said
     assert "the reason of a container" not in said

@@ -35,14 +35,13 @@ def image() -> str:
         said = docker(*question, check=False)
         if said.returncode:
             pytest.skip(f"no Docker: {(said.stderr.strip().splitlines() or ['no answer'])[-1]}")
-    environment = {**os.environ, "COTERIE_USER": "0", "SECRETS": "/", "DATA": "/", "RUNS": "/"}
     left = [folder / f"secrets-of-tests-{os.getpid()}" for folder in (ROOT, ROOT / "docker")]
     try:
         for folder in left:
             folder.mkdir()
             (folder / "node.key").write_text(CANARY)
-        build = ["docker", "compose", "-f", str(COMPOSE), "build", "--quiet", "superlink"]
-        subprocess.run(build, cwd=ROOT, env=environment, check=True, timeout=900)
+        build = ["docker", "compose", "-f", str(COMPOSE), "build", "--quiet", "server"]
+        subprocess.run(build, cwd=ROOT, env={**os.environ, "SERVER_DIR": "/"}, check=True, timeout=900)
     finally:
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)

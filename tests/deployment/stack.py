@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,12 +43,6 @@ OF_RECORDS = {
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
 USER = "10001:10001" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
-_REGISTER = """
-import sys
-from flwr.cli.app import app
-for i in map(int, sys.argv[1:]):
-    app(["supernode", "register", f"/nodes/node-{i}.pub", "coterie", "--name", f"client-{i}"], standalone_mode=False)
-"""
 ENDED = ("finished:completed", "finished:failed", "finished:stopped")
 
 
@@ -70,26 +65,23 @@ def in_image(folder, *words, **options):
 def further_clients(clients: int) -> dict:
     """What compose.yml says of client 2, for each client from 3: services, with networks, volumes and secrets."""
     whole = yaml.safe_load(COMPOSE.read_text())
-    further: dict = {"services": {"superlink": {"networks": {}}}, "networks": {}, "volumes": {}, "secrets": {}}
-    of_client_2 = re.compile(r"\b(supernode|clientapp|keys|client|fleet|node|state)-2\b|\b(client-id)([ =])2\b")
+    further: dict = {"services": {"server": {"networks": {}}}, "networks": {}, "volumes": {}, "secrets": {}}
+    of_client_2 = re.compile(r"\b(client-|fleet-|node-|state-|PASSPHRASE_)2\b")
     for client in range(3, clients):
-
-        def renamed(match, client=client):
-            return f"{match[1]}-{client}" if match[1] else f"{match[2]}{match[3]}{client}"
-
         for section in further:
             entries = {name: entry for name, entry in whole[section].items() if of_client_2.search(name)}
-            further[section] |= json.loads(of_client_2.sub(renamed, json.dumps(entries)))
-        further["services"]["superlink"]["networks"][f"fleet-{client}"] = {}
+            further[section] |= json.loads(of_client_2.sub(rf"\g<1>{client}", json.dumps(entries)))
+        further["services"]["server"]["networks"][f"fleet-{client}"] = {}
     return further
 
 
 class Stack:
-    """SuperLink, ServerApp and three clients, or what else a compose file has of them."""
+    """A server and three clients, or what else a compose file has of them."""
 
     def __init__(self, folder: Path, name: str, file: Path = COMPOSE, clients: int = 3, **environment: str) -> None:
         self.name, self.folder, self._file, self._clients = name, folder, file, clients
-        self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
+        self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "server" / "runs"
+        self.passphrases: list[str] = []
         self.started: list[str] = []
         self._results: dict[str, Path] = {}
         self._containers: dict[str, str] = {}
@@ -97,27 +89,35 @@ class Stack:
         self._environment = {
             **os.environ,
             "COTERIE_USER": USER,
-            "SECRETS": str(self.secrets),
+            "SERVER_DIR": str(self.runs.parent),
             "DATA": str(self.data),
-            "BUDGETS": str(self.runs.parent / "budgets"),
-            "RUNS": str(self.runs),
-            "CLIENT_CONFIG": 'guarantee="trusted-server"',
+            "BUDGETS": str(folder / "budgets"),
+            "CLIENT_ARGS": "--guarantee trusted-server",
             **environment,
         }
 
     def prepare(self) -> None:
-        """Certificates, keys, and data of the demo's."""
-        for folder in (self.data, self.runs):
+        """Certificates, keys, bundles, and data of the demo's; the server gets what it needs, and no other key."""
+        pki = self.runs.parent / "pki"
+        for folder in (self.data, pki / "nodes"):
             folder.mkdir(parents=True)
         subprocess.run(["chown", "-R", USER, str(self.folder)], check=True)
-        in_image(self.folder, "coterie", "certs", "/out/secrets", "--nodes", self._clients, "--host", "superlink")
+        in_image(self.folder, "coterie", "certs", "/out/secrets", "--nodes", self._clients, "--host", "server")
+        made = json.loads(in_image(self.folder, "coterie", "certs", "/out/secrets", "--bundle", "all", "--json").stdout)
+        self.passphrases = [bundle["passphrase"] for bundle in made["bundles"]]
+        self._environment |= {f"PASSPHRASE_{client}": word for client, word in enumerate(self.passphrases)}
+        for pattern in ("ca.crt", "server.*", "roster.json", "nodes/*.pub"):
+            for path in self.secrets.glob(pattern):
+                shutil.copy(path, pki / path.relative_to(self.secrets))
+        shutil.copytree(self.secrets / "sites", pki / "sites")
         data = [sys.executable, str(ROOT / "docker" / "demo" / "data.py"), str(self.data), str(self._clients)]
         subprocess.run(data, check=True)
-        subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
+        subprocess.run(["chown", "-R", USER, str(self.data), str(pki)], check=True)
 
-    def compose(self, *words, **options):
+    def compose(self, *words, environment=None, **options):
         files = [word for file in (self._file, *self._overrides) for word in ("-f", file)]
-        return docker("compose", "-p", self.name, *files, *words, env=self._environment, **options)
+        variables = self._environment | (environment or {})
+        return docker("compose", "-p", self.name, *files, *words, env=variables, **options)
 
     def override(self, services: dict, **further: dict) -> None:
         """Something of compose.yml that is different here."""
@@ -142,21 +142,11 @@ class Stack:
         self.compose("up", "--detach", "--wait", "--no-deps", service, timeout=300)
 
     def up(self) -> None:
-        self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=600)
-        self.register(*range(self._clients))
         self.compose("up", "--detach", "--wait", timeout=600)
 
-    def register(self, *clients: int) -> None:
-        """Registers the keys of nodes, with one start of the program."""
-        self.cli("python3", "-c", _REGISTER, *clients)
-
     def cli(self, *words, **options):
-        """Runs a command of the operator's, in one container for all of them: a new one takes seconds to start."""
-        if "cli" not in self._containers:
-            nodes = [f"{self.secrets}/nodes:/nodes:ro"]
-            self.override({"cli": {"command": ["sleep", "infinity"], "volumes": nodes}})
-            self.compose("up", "--detach", "--no-deps", "cli")
-        return self.execute("cli", *words, **options)
+        """Runs a command of the operator's."""
+        return self.execute("server", *words, **options)
 
     def execute(self, service: str, *words, **options):
         """Runs a command in the container of a service."""
@@ -209,7 +199,7 @@ class Stack:
         return done.stdout + done.stderr
 
     def log(self, run: str) -> str:
-        """What the ServerApp said, which the SuperLink keeps and no container prints."""
+        """What the ServerApp said, which the SuperLink keeps."""
         return self.cli("flwr", "log", run, "coterie", "--show").stdout
 
     def tell(self) -> None:
@@ -229,9 +219,11 @@ class Stack:
     def pid(self, service: str) -> int:
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)).stdout)
 
-    def kill(self, service: str) -> None:
-        """Without a goodbye; Docker takes it for a crash, and restarts the container."""
-        os.kill(self.pid(service), signal.SIGKILL)
+    def kill(self, service: str, program: str) -> None:
+        """Ends a process of a container without a goodbye; Docker restarts the container if it ends with that."""
+        listed = docker("top", self.container(service), "-eo", "pid,args").stdout.splitlines()[1:]
+        (pid, *_) = [int(line.split()[0]) for line in listed if program in line and "docker-init" not in line]
+        os.kill(pid, signal.SIGKILL)
 
     @contextmanager
     def paused(self, service: str):
@@ -276,7 +268,7 @@ class Stack:
 
     def paid(self, client: int) -> list[int]:
         """Rounds that the client has charged itself for, on its own disk."""
-        said = self.execute(f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
+        said = self.execute(f"client-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
         return [line["round"] for line in map(json.loads, said.splitlines()) if "charge" in line]
 
     def spent(self, service: str, client: int) -> dict:
@@ -285,4 +277,4 @@ class Stack:
         return json.loads(self.execute(service, "coterie", "budget", "show", ledger, "--json").stdout)
 
     def down(self) -> None:
-        self.compose("--profile", "tools", "down", "--volumes", "--timeout", "3", check=False, timeout=120)
+        self.compose("down", "--volumes", "--timeout", "3", check=False, timeout=120)

@@ -50,8 +50,8 @@ STRANGERS = {
 
 
 def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, tmp_path):
-    in_image(stack.folder, "coterie", "certs", "/out/stranger", "--nodes", 1, "--host", "superlink")
-    run_id = stack.submit(**PARITY, out="/runs/parity")
+    in_image(stack.folder, "coterie", "certs", "/out/stranger", "--nodes", 1, "--host", "server")
+    run_id = stack.submit(**PARITY, out="/server/runs/parity")
     for name, (_, *words) in STRANGERS.items():
         docker(
             "run",
@@ -67,7 +67,7 @@ def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, 
             "coterie",
             *words,
             "--superlink",
-            "superlink:9092",
+            "server:9092",
             "--max-retries",
             2,
         )
@@ -107,8 +107,8 @@ def test_secrets_are_in_no_image_no_log_and_no_run_folder(stack):
         line for path in secrets for line in path.read_text().splitlines() if len(line) > 20 and "-----" not in line
     }
     assert len(parts) > 20
-    parts.add(CANARY)
-    shipped = max((ROOT / "docker" / "patiently").read_text().splitlines(), key=len)
+    parts |= {CANARY, *stack.passphrases}
+    shipped = max((ROOT / "coterie" / "cli" / "program.py").read_text().splitlines(), key=len)
     assert layers_with({*parts, shipped}) == {shipped}
     places = {
         "history": docker("history", "--no-trunc", "coterie").stdout.encode(),
@@ -132,19 +132,17 @@ def layers_with(parts):
 
 
 def test_nobody_runs_as_root_or_may_write_where_nothing_is_to_be_written(stack):
-    for service in ("superlink", "serverapp", "supernode-0", "clientapp-0"):
+    for service in ("server", "client-0"):
         assert stack.execute(service, "id", "-u").stdout.strip() == USER.split(":")[0]
         assert stack.execute(service, "touch", "/opt/coterie/x", "/usr/x", check=False).returncode
-    assert stack.execute("clientapp-0", "touch", "/data/x", check=False).returncode
+    assert stack.execute("client-0", "touch", "/data/x", check=False).returncode
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
     for service, host, port, there in (
-        ("clientapp-0", "supernode-0", 9094, True),
-        ("clientapp-0", "superlink", 9092, False),
-        ("clientapp-0", "supernode-1", 9094, False),
-        ("supernode-0", "superlink", 9092, True),
-        ("supernode-0", "superlink", 8000, False),
-        ("supernode-0", "supernode-1", 9094, False),
-        ("serverapp", "superlink", 8000, True),
+        ("client-0", "server", 9092, True),
+        ("client-0", "server", 8000, False),
+        ("client-0", "client-1", 9094, False),
+        ("server", "localhost", 8000, True),
+        ("server", "client-0", 9094, False),
     ):
         said = stack.execute(service, "python3", "-c", reach, host, port, check=False)
         assert (said.returncode == 0) == there, (service, host, said.stderr)

@@ -30,8 +30,8 @@ def test_the_demo_of_a_clean_checkout(image, tmp_path):
     said = demo()
     assert said.returncode == 0, said.stdout + said.stderr
     out = checkout / "docker" / "demo" / "out"
-    assert secrets <= {path.name for path in (out / "secrets").iterdir()}
-    assert f"delete them with: rm -rf '{out}/secrets'" in said.stdout
+    assert secrets <= {path.name for path in (out / "pki").iterdir()}
+    assert f"delete them with: rm -rf '{out}/pki'" in said.stdout
     assert len(list((out / "data").iterdir())) == 3
     folder = out / "runs" / "demo"
     result = json.loads((folder / "result.json").read_text())
@@ -64,12 +64,12 @@ def test_the_image_installs_nothing_writes_in_private_and_sends_the_app_of_the_c
 
 
 def test_the_overlay_for_gpus_gives_every_client_one(image):
-    environment = {**os.environ, "SECRETS": "/", "DATA": "/", "RUNS": "/"}
+    environment = {**os.environ, "SERVER_DIR": "/"}
     files = ("-f", COMPOSE, "-f", COMPOSE.with_name("compose.gpu.yml"))
     whole = json.loads(docker("compose", *files, "config", "--format", "json", env=environment).stdout)["services"]
     gpus = {name for name, service in whole.items() if "deploy" in service}
-    assert gpus == {"clientapp-0", "clientapp-1", "clientapp-2"}
+    assert gpus == {"client-0", "client-1", "client-2"}
     for name in gpus:
         (device,) = whole[name]["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
-    assert whole["superlink"]["build"]["args"]["DEVICE"] == "cuda"
+    assert whole["server"]["build"]["args"]["DEVICE"] == "cuda"

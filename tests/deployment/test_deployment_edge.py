@@ -32,13 +32,8 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         folder,
         "coterie-test-edge",
         ROOT / "docker" / "edge" / "compose.yml",
-        SUPERLINK="superlink:9092",
-        CLIENT_ID="0",
         DATA=str(server.data / "client-0"),
-        KEY=str(server.secrets / "nodes" / "node-0.key"),
-        CA=str(server.secrets / "ca.crt"),
-        CERTIFICATE=str(server.secrets / "nodes" / "node-0.crt"),
-        CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
+        BUNDLE=str(server.secrets / "sites" / "node-0.coterie"),
         BUDGET=str(folder / "budget"),
         CLIENT_ARGS="--guarantee trusted-server",
     )
@@ -46,9 +41,11 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
     edge.override({}, networks={"default": way_to_server})
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
-        server.register(0)
+        # The passphrase opens the bundle once.
+        once = {"COTERIE_PASSPHRASE": server.passphrases[0], "CHECK": "--check"}
+        assert "all checks passed" in edge.compose("run", "--rm", "client", environment=once).stdout
         edge.compose("up", "--detach", "--wait", timeout=120)
-        run = server.submit(**RUN, out="/runs/edge")
+        run = server.submit(**RUN, out="/server/runs/edge")
         server.complete(run)
         assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1], server.log(run) + edge.logs()
         assert server.result("edge")["certified"]

@@ -24,12 +24,12 @@ def test_correlated_noise_and_a_serverapp_that_dies(stack):
         "evaluate": "off",
         "registration-timeout": 240.0,
         "round-timeout": 45.0,
-        "out": "/runs/banded",
+        "out": "/server/runs/banded",
     }
     run_id = stack.submit(**settings)
     stack.until(lambda: len(stack.lines("banded")) >= 1)
-    with stack.paused("clientapp-0"):  # the run cannot end before the kill
-        stack.kill("serverapp")
+    with stack.paused("client-0"):  # the run cannot end before the kill
+        stack.kill("server", "flwr-serverapp")
         done = len(stack.lines("banded"))
     stack.wait(run_id, seconds=360)
     assert done < rounds
@@ -56,8 +56,8 @@ def test_a_bad_line_does_not_move_the_deadline(stack):
         "round-timeout": 25.0,
     }
     settings |= {"strategy": "ifca", "clusters": 3, "model": "cnn-small"}
-    with bad_line(stack, "supernode-2"):
-        stack.complete(stack.submit(**settings, rounds=3, out="/runs/lossy"))
+    with bad_line(stack, "client-2"):
+        stack.complete(stack.submit(**settings, rounds=3, out="/server/runs/lossy"))
     lines = stack.lines("lossy")
     assert len(lines) == 3
     # The deadline, the time Flower takes to look (3 s), and another look at who is there.
@@ -71,13 +71,10 @@ def bad_line(stack, service):
     """30 % of packets lost on the way in, 1 Mbit/s on the way out; three models of the test are 370 kB."""
     lossy = "add table ip bad; add chain ip bad in { type filter hook input priority 0; }; "
     stack.in_network_of(service, "nft", lossy + "add rule ip bad in numgen random mod 100 < 30 drop")
-    devices = ("eth0", "eth1")  # one leads to the SuperLink, one to the client's app
-    for device in devices:
-        slow = f"qdisc add dev {device} root tbf rate 1mbit burst 32kbit latency 400ms"
-        stack.in_network_of(service, "tc", *slow.split())
+    slow = "qdisc add dev eth0 root tbf rate 1mbit burst 32kbit latency 400ms"
+    stack.in_network_of(service, "tc", *slow.split())
     try:
         yield
     finally:
         stack.in_network_of(service, "nft", "delete table ip bad")
-        for device in devices:
-            stack.in_network_of(service, "tc", *f"qdisc del dev {device} root".split())
+        stack.in_network_of(service, "tc", "qdisc", "del", "dev", "eth0", "root")

@@ -44,10 +44,10 @@ WHY = (
 
 def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(stack):
     code = f"{Path(__file__).parent / 'hostile'}:/hostile:ro"
-    with stack.changed("clientapp-2", environment={"PYTHONPATH": "/hostile"}, volumes=[code]):
-        run_id = stack.submit(**RUN, out="/runs/hostile")
+    with stack.changed("client-2", environment={"PYTHONPATH": "/hostile"}, volumes=[code]):
+        run_id = stack.submit(**RUN, out="/server/runs/hostile")
         stack.complete(run_id, seconds=900)
-        twice = stack.execute("clientapp-2", "cat", "/state/twice").stdout
+        twice = stack.execute("client-2", "cat", "/state/twice").stdout
     assert [line["round"] for line in stack.lines("hostile")] == list(range(1, RUN["rounds"] + 1))
     said = [line for line in stack.log(run_id).splitlines() if " dropped: " in line]
     assert [why for why, line in zip(WHY, said, strict=True) if f"reply of client 2 dropped: {why}" not in line] == []

@@ -27,31 +27,16 @@ RUN = {
     "min-clients": CLIENTS,
 }
 MASKED_STEPS = ["train.open", "train.masked", "train.survivors", "train.unmask"]
-ROSTER = "/run/secrets/roster.json"
-# Bytes that the SuperLink receives from nodes, and sends to them: all of its networks but that of the ServerApp.
-NODES = """
-import fcntl, socket
-control, sums, asked = socket.gethostbyname("superlink.control"), [0, 0], socket.socket()
-for line in list(open("/proc/net/dev"))[2:]:
-    name, _, counts = line.partition(":")
-    address = fcntl.ioctl(asked, 0x8915, name.strip().encode().ljust(256, bytes(1)))[20:24]
-    if socket.inet_ntoa(address) not in (control, "127.0.0.1"):
-        sums = [total + int(counts.split()[place]) for total, place in zip(sums, (0, 8))]
-print(*sums)
-"""
 
 
 @pytest.fixture(scope="module")
 def stack(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked")
     folder.chmod(0o755)
-    deployment = Stack(
-        folder, "coterie-test-masked", clients=CLIENTS, CLIENT_CONFIG=f'guarantee="trusted-server" roster="{ROSTER}"'
-    )
+    deployment = Stack(folder, "coterie-test-masked", clients=CLIENTS)
     deployment.prepare()
     deployment.override(**further_clients(CLIENTS))
     try:
-        deployment.compose("up", *(f"keys-{client}" for client in range(CLIENTS)))
         deployment.up()
         yield deployment
     finally:
@@ -59,19 +44,21 @@ def stack(image, tmp_path_factory):
 
 
 def bytes_of_nodes(stack):
-    """Up, and down."""
-    return [int(number) for number in stack.execute("superlink", "python3", "-c", NODES).stdout.split()]
+    """Up, and down: what the server receives and sends in all of its networks."""
+    lines = stack.execute("server", "cat", "/proc/net/dev").stdout.splitlines()[2:]
+    counts = [line.partition(":")[2].split() for line in lines if line.split(":")[0].strip() != "lo"]
+    return [sum(int(numbers[place]) for numbers in counts) for place in (0, 8)]
 
 
 def test_ten_clients_mask_their_updates(stack):
     sent = {}
     for mechanism in ("joint", "secure"):
         before = bytes_of_nodes(stack)
-        stack.complete(stack.submit(**RUN, mechanism=mechanism, out=f"/runs/{mechanism}"))
+        stack.complete(stack.submit(**RUN, mechanism=mechanism, out=f"/server/runs/{mechanism}"))
         up, down = (after - was for after, was in zip(bytes_of_nodes(stack), before, strict=True))
         seconds = [line["seconds"] for line in stack.lines(mechanism)]
         print(f"{mechanism}: rounds of {', '.join(f'{one:.1f}' for one in seconds)} s;", end=" ")
-        print(f"the SuperLink receives {up / 1e6:.2f} MB from nodes, and sends {down / 1e6:.2f} MB")
+        print(f"the server receives {up / 1e6:.2f} MB from nodes, and sends {down / 1e6:.2f} MB")
         result, sent[mechanism] = stack.result(mechanism), up
         assert (len(seconds), result["rounds"], result.get("skipped_rounds", [])) == (ROUNDS, ROUNDS, [])
         assert (result["certified"], result["epsilon"] <= RUN["epsilon"]) == (True, True)
@@ -82,14 +69,13 @@ def test_ten_clients_mask_their_updates(stack):
     assert [charge["round"] for charge in charges] == list(range(1, ROUNDS + 1))
 
 
-def test_apps_have_signed_keys_and_not_those_of_their_nodes(stack):
+def test_clients_have_signed_keys_and_keep_no_secret_of_a_round(stack):
     for client in (0, CLIENTS - 1):
-        service = f"clientapp-{client}"
+        service = f"client-{client}"
         assert stack.paid(client) == list(range(1, ROUNDS + 1))
         audit = stack.execute(service, "cat", f"/state/client-{client}.audit.jsonl").stdout
         asked = [entry["type"] for entry in map(json.loads, audit.splitlines()) if entry.get("round")]
         assert asked == ["train"] * ROUNDS + MASKED_STEPS * ROUNDS
-        listed = stack.execute(service, "ls", "/run/secrets", "/state").stdout.split()
-        assert {"roster.json", f"client-{client}.masking-key.signed"} <= set(listed)
-        assert "node.key" not in listed
+        listed = stack.execute(service, "ls", "/state").stdout.split()
+        assert f"client-{client}.masking-key.signed" in listed
         assert f"client-{client}.open-round" not in listed

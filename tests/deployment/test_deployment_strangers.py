@@ -1,4 +1,4 @@
-"""Strangers at the one published port, 9092 of docker/server: the SuperLink stays within its container's limit."""
+"""Strangers at the one published port, 9092 of docker/server: the server stays within its container's limit."""
 
 import json
 
@@ -25,9 +25,11 @@ def memory(container):
 def test_strangers_at_the_published_port(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
     folder.chmod(0o755)
-    server = Stack(folder, "coterie-test-strangers", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
+    server = Stack(
+        folder, "coterie-test-strangers", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0", SERVER_MEMORY="1g"
+    )
     server.prepare()
-    subject, pki = "superlink", server.secrets
+    subject, pki = "server", server.secrets
     try:
         server.compose("up", "--detach", "--wait", subject, timeout=300)
         container = server.container(subject)
@@ -38,7 +40,7 @@ def test_strangers_at_the_published_port(image, tmp_path_factory):
         assert send(pki, port, LARGE, node=0) == large  # with a certificate
         assert send(pki, port, 100) == grpc.StatusCode.UNAVAILABLE
         assert send(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
-        print(f"SuperLink: {before:.0f} MB before, {most:.0f} MB at most, {memory(container):.0f} MB after")
+        print(f"server: {before:.0f} MB before, {most:.0f} MB at most, {memory(container):.0f} MB after")
         (state,) = json.loads(docker("inspect", container).stdout)
         assert state["HostConfig"]["Memory"] == 2**30
         assert (state["State"]["Health"]["Status"], state["State"]["OOMKilled"], state["RestartCount"]) == (
