@@ -115,8 +115,10 @@ def main() -> None:
     home = os.path.expanduser("~")  # a shell replaces ~ only at the beginning of a word
     sys.argv[1:] = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\g<1>{home}", word) for word in sys.argv[1:]]
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
-    for word in (*sys.argv[2:3], *(option.partition("=")[0] for option in sys.argv[3:] if option.startswith("--"))):
-        if removed := removal(f"coterie {sys.argv[1]} {word}"):
+    command = " ".join(["coterie", *sys.argv[1:2]])
+    options = [option.partition("=")[0] for option in sys.argv[3:] if option.startswith("--")]
+    for name in (command, *(f"{command} {word}" for word in (*sys.argv[2:3], *options))):
+        if removed := removal(name):
             print(f"error: {removed}", file=sys.stderr)
             sys.exit(1)
     try:

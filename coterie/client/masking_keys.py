@@ -210,9 +210,7 @@ def _sign(node: NodeConfig, public: bytes) -> tuple[bytes, bytes]:
         DeployError: the key of the node cannot be read.
     """
     if node.key is None:
-        raise DeployError(
-            "the keys for masked rounds are not signed: run coterie masking-keys, or start it by coterie client"
-        )
+        raise DeployError("the keys for masked rounds are not signed: start the client by coterie client")
     key = read_private_key(Path(node.key))
     der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return der, key.sign(_key_content(node.client_id, public), ec.ECDSA(hashes.SHA384()))

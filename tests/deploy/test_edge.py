@@ -12,7 +12,6 @@ import types
 from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -167,21 +166,6 @@ def test_a_client_with_a_roster_signs_its_keys_before_it_starts(coterie, pki, ex
     assert (state / "client-1.masking-key").stat().st_mode & 0o777 == 0o600
     assert repr(keys.secret) not in repr(keys)
     assert keys.secret.hex() not in repr(keys)
-
-
-def test_keys_for_masked_rounds_are_signed_by_a_command_of_their_own(coterie, pki, tmp_path):
-    def signed(key, roster, client=1):
-        options = {"--client-id": client, "--key": key, "--roster": roster, "--state-dir": tmp_path / "state"}
-        return coterie("masking-keys", *chain.from_iterable(options.items()))
-
-    own = pki / "nodes" / "node-1.key"
-    assert_refused(signed(pki / "nodes" / "node-0.key", pki / "roster.json"), "is of client 1")
-    assert_refused(signed(own, tmp_path / "roster.json"), "ca.crt cannot be read")
-    assert_refused(signed(tmp_path / "node-1.key", pki / "roster.json"), "node-1.key")
-    status, out, _ = signed(own, pki / "roster.json")
-    assert (status, "client 1: its keys for masked rounds are signed" in out) == (0, True)
-    keys = MaskingKeys.of(NodeConfig(client_id=1, state_dir=str(tmp_path / "state"), roster=str(pki / "roster.json")))
-    assert keys.nodes.vouches(1, keys.signed)
 
 
 def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
