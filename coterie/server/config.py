@@ -209,6 +209,7 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise ConfigError(str(error)) from None
     determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.task.num_outputs}
+    determined |= {"data.clients": len(schema.site.values)} if schema.site else {}
     for name, value in determined.items():
         if str(explicit.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
