@@ -522,7 +522,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def aggregator(self) -> Aggregator:
         """The aggregator of a cluster's updates."""
-        return Aggregator.parse(self.aggregation.aggregator)
+        by_records = self.record_level.weights == "records"
+        return replace(Aggregator.parse(self.aggregation.aggregator), by_records=by_records)
 
     @cached_property
     def plan(self) -> Plan:
@@ -591,6 +592,11 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(
                 f"{_MECHANISM} = {mechanism!r} is for privacy-unit = client: at record level, clients train by DP-SGD; "
                 "leave it out"
+            )
+        if unit == "record" and self.aggregator.by_records:
+            raise ConfigError(
+                "weights = 'records' is for privacy-unit = none: true numbers of records are private; use examples, "
+                "the public ones, or equal"
             )
         if unit != "none" or given.get(_UNIT, AUTO) != AUTO:
             return

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit.commands import assert_refused
 
+from coterie import load
 from coterie.datasets import DataError, Declared, SchemaError, TableSchema, facts, own_federation, read_table, tables
 from coterie.datasets.own import own_shard
 from coterie.server import RunConfig
@@ -65,6 +66,32 @@ def test_a_run_divides_a_table_among_three_hospitals(coterie, tmp_path):
     assert list(json.loads((tmp_path / "run" / "local.json").read_text())["fingerprints"]) == ["patients.csv"]
     path.write_text(path.read_text().replace("Izmir", "Bursa", 1))
     assert_refused(coterie("run", "--out", tmp_path / "run", "--resume", "--rounds", 3), "patients.csv changed")
+
+
+def test_by_numbers_of_records_a_step_of_three_hospitals_is_that_of_all_records(coterie, tmp_path):
+    """As of one client with all records, since gradients are means over the records of a client."""
+    rows = [row for i, row in enumerate(rows_of()) if row[0] == "Izmir" or i < 40]
+    path = written(tmp_path, rows)
+    (tmp_path / "plain.toml").write_text(f'ignore = ["hospital"]\n{PLAIN}')
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "client-0.csv").write_text(path.read_text())
+    models = {}
+    for name, words in {
+        "records": ["--set", "weights=records"],
+        "equal": [],
+        "one": ["--data-dir", tmp_path / "all", "--set", f"table-schema={tmp_path / 'plain.toml'}", "--clients", 1],
+    }.items():
+        words = [*words, "--rounds", 1, "--out", tmp_path / name, "--set", "seed=0", "--set", "model=mlp-32"]
+        fit = [
+            word
+            for setting in ("batch-size=1000", "local-epochs=1", "lr=0.5", "sampling-rate=1")
+            for word in ("--set", setting)
+        ]
+        status, _, err = coterie(*run_words(path, *words, *fit, "--set", "evaluate=off"))
+        assert status == 0, err
+        models[name] = np.concatenate([p.detach().ravel().numpy() for p in load(tmp_path / name)[0].parameters()])
+    np.testing.assert_allclose(models["records"], models["one"], atol=1e-5)
+    assert np.abs(models["equal"] - models["one"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "folder"])
