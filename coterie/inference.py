@@ -29,7 +29,8 @@ from coterie.client.layers import Additive
 from coterie.client.personal import personalised
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, KeptStates
-from coterie.datasets import DataError, Facts, LocalRecords, Shard, TableSchema, TestSet, local_records
+from coterie.datasets import DataError, Facts, Shard, TableSchema, TestSet
+from coterie.datasets.local_files import LocalRecords, local_records
 from coterie.fields import PERSONAL_METHODS, key_of
 from coterie.fields.settings import ConfigError, flat
 from coterie.files import FileError, open_regular

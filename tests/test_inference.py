@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_digits
 
 import coterie as package
-from coterie.datasets import DataError, Facts, TableSchema, local_records
+from coterie.datasets import DataError, Facts, TableSchema
+from coterie.datasets.local_files import local_records
 from coterie.fields import PERSONAL_METHODS
 from coterie.inference import InferenceError
 from coterie.models import MODELS, initialise

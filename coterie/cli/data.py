@@ -116,7 +116,7 @@ def _read(file: Path, schema: TableSchema) -> tuple[dict[Path, Table], list[str]
         raise DataError(f"{file} contains neither train.csv nor train.parquet, nor client-0.csv and so on")
     for path in paths:
         try:
-            tables[path] = read_table(path, schema)
+            tables[path] = read_table(path, schema, sites=None)
         except DataError as error:
             if len(paths) == 1:
                 raise
@@ -189,15 +189,23 @@ def _lines(path: Path, table: Table, report: dict[str, Any], schema: TableSchema
         named = f"{units['number']:,} values of {units['column']!r}, {units['held-out']:,} of them held out"
         unused = f"; a step uses no more than {units['most']} records of each" * (units["largest"] > units["most"])
         yield f"  units: {named}, with up to {units['largest']:,} records{unused}"
+    if "sites" in report:
+        named = ", ".join(f"{name} {count:,}" for name, count in report["sites"].items())
+        yield f"  sites: {named or 'no column of the site, so these are the records of one client'}"
     for finding in table.findings:
         yield f"  {'note' if finding.expected else 'error'}: {finding}"
 
 
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
     """Return the report on a table as JSON values."""
+    import numpy as np
+
     from coterie.datasets.units import is_held_out_unit
 
     units: dict[str, Any] = {}
+    if schema.site:
+        counts = () if table.sites is None else np.bincount(table.sites, minlength=len(schema.site.values)).tolist()
+        units["sites"] = dict(zip(schema.site.values, counts, strict=False))
     if schema.unit:
         sizes = Counter(() if table.units is None else table.units.tolist())
         units["units"] = {

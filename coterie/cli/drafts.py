@@ -61,8 +61,7 @@ def site_draft(path: Path, schema: TableSchema) -> str:
     Raises:
         DataError: the file cannot be read.
     """
-    unit = [schema.unit.name] if schema.unit else []
-    wanted = [*(column.name for column in (*schema.targets, *schema.columns)), *unit]
+    wanted = [column.name for column in (*schema.targets, *schema.columns, schema.unit, schema.site) if column]
     form, settings = schema.file, dict[str, Any]()
     file = open_table(path, form, wanted)
     if _is_damaged(file):

@@ -17,7 +17,7 @@ from coterie.files import spreadsheet_cell
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from coterie.datasets import LocalRecords
+    from coterie.datasets.local_files import LocalRecords
     from coterie.inference import TrainedModels
 
 Outputs: TypeAlias = "npt.NDArray[Any]"

@@ -57,6 +57,7 @@ _UNSUPPORTED = {
     "penalty": "fedprox",
     "first_batch": "rc-dpfl",
     "personalize": "personalize",
+    "counts_records": "weights = records",
 }
 # Attribute of a mod that reports to its part at the server, such as coterie.guard.Guard: the name of its record.
 _REPORT = "report_name"

@@ -168,6 +168,7 @@ def _reply(
     layout: Layout | None = None,
 ) -> RecordDict:
     """Return the reply of one client; its values have the layout of the received models unless another is given."""
+    counts = cohort.train_request.counts_records and not cohort.plans
     return pack_reply(
         values,
         layout or cohort.layers.sent,
@@ -176,6 +177,7 @@ def _reply(
         label=label,
         redrawn_label=redrawn,
         below=below,
+        records=len(cohort.shard(client).y) if counts else None,
     )
 
 

@@ -5,7 +5,7 @@ from coterie.datasets.client_data import DataReport, describe, report
 from coterie.datasets.facts import OWN_DATA, Declared, Facts, facts
 from coterie.datasets.federation import Federation, Shard, TestSet, federate
 from coterie.datasets.left_out import Finding, LeftOut, Loss
-from coterie.datasets.own import LocalRecords, OwnFederation, local_records, own_federation, own_shard
+from coterie.datasets.own import OwnFederation, own_federation, own_shard
 from coterie.datasets.partition import Partition, assign_groups, parse_groups
 from coterie.datasets.schema import SchemaError, TableSchema
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
@@ -29,7 +29,6 @@ __all__ = [
     "Federation",
     "Finding",
     "LeftOut",
-    "LocalRecords",
     "Loss",
     "OwnFederation",
     "Partition",
@@ -47,7 +46,6 @@ __all__ = [
     "facts",
     "federate",
     "load",
-    "local_records",
     "own_federation",
     "own_shard",
     "parse_groups",

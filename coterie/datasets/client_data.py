@@ -214,13 +214,14 @@ class Parts(NamedTuple):
         return tuple(dict.fromkeys(self.train.problems + self.test.problems))
 
 
-def usable_records(path: str | Path, declared: Declared, *, strict: bool) -> Parts:
+def usable_records(path: str | Path, declared: Declared, *, strict: bool, given: Records | None = None) -> Parts:
     """Return training and test records in the run's format.
 
     Args:
         path: See the module.
         declared: What the records must be.
         strict: Whether a record that cannot be used is an error.
+        given: the records, if they were read before.
 
     Returns:
         the records; if none can be tested on, those for training twice.
@@ -229,7 +230,7 @@ def usable_records(path: str | Path, declared: Declared, *, strict: bool) -> Par
         DataError: the data cannot be read or do not match the run.
         EmptySiteError: ``strict``, and no record is left for training.
     """
-    train, test = read(Path(path), declared)
+    train, test = read(Path(path), declared) if given is None else (given, None)
     if declared.schema is not None or declared.task.num_cells > 1:
         train = _with_names(train, declared)
         test = None if test is None else _with_names(test, declared)
@@ -426,14 +427,14 @@ def fingerprint(path: Path) -> str:
 def fingerprints(folder: str | Path, clients: int) -> dict[str, str]:
     """Return the fingerprint of the data of every client of a simulation, by the name of its file or folder.
 
-    Clients without data are left out.
+    Clients without data are left out. A table of all clients has one fingerprint.
 
     Raises:
         DataError: the data of a client cannot be read, or are in two formats.
     """
     home = Path(folder).expanduser()
-    paths = (find(home, f"client-{client}") for client in range(clients))
-    return {path.name: fingerprint(path) for path in paths if path is not None}
+    paths = [path for client in range(clients) if (path := find(home, f"client-{client}"))]
+    return {path.name: fingerprint(path) for path in paths or [home] * is_table(home)}
 
 
 def _digest(path: Path) -> str:

@@ -60,8 +60,8 @@ class Records:  # large: one field per fact about a file
         """Return the training and the held-out records; the same object twice if none is held out."""
         if not self.held_out.any():
             return self, self
-        train = self._only(~self.held_out)
-        test = replace(self._only(self.held_out), problems=(), left_out=LeftOut())
+        train = self.only(~self.held_out)
+        test = replace(self.only(self.held_out), problems=(), left_out=LeftOut())
         return train, test
 
     def fitted(self, shape: Shape, num_classes: int, span: tuple[float, float] | None = None) -> Records:
@@ -131,7 +131,7 @@ class Records:  # large: one field per fact about a file
         if not wrong.any():
             return self, math.nan
         rows = wrong.reshape(len(wrong), -1).any(axis=1)
-        loss = Loss(reason, count=int(rows.sum()), effect="clamped", classes=self._only(rows).counts(), by_rule=by_rule)
+        loss = Loss(reason, count=int(rows.sum()), effect="clamped", classes=self.only(rows).counts(), by_rule=by_rule)
         return replace(self, x=right, left_out=self.left_out + LeftOut.of([loss])), float(self.x[wrong][0])
 
     def only_labels(self) -> Records:
@@ -151,13 +151,14 @@ class Records:  # large: one field per fact about a file
 
     def _without(self, rows: npt.NDArray[np.bool_], problem: str, reason: str) -> Records:
         """Return the other records, with an account of these."""
-        lost = self._only(rows)
+        lost = self.only(rows)
         loss = Loss(reason, count=len(lost.y), classes=lost.counts())
         return replace(
-            self._only(~rows), problems=(*self.problems, problem), left_out=self.left_out + LeftOut.of([loss])
+            self.only(~rows), problems=(*self.problems, problem), left_out=self.left_out + LeftOut.of([loss])
         )
 
-    def _only(self, rows: npt.NDArray[np.bool_]) -> Records:
+    def only(self, rows: npt.NDArray[np.bool_]) -> Records:
+        """Return some of the records, with the account of all."""
         units = None if self.units is None else self.units.only(rows)
         return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows], units=units)
 

@@ -26,9 +26,13 @@ A schema is a TOML file (docs/tables.md):
     column = "patient"
     records = 16                             # that a step of training uses, at most
 
+    [site]                                   # optional: one table holds the records of all clients of a simulation
+    column = "hospital"
+    values = ["Ankara", "Izmir"]             # clients 0, 1, ...
+
 Nothing in it is computed from private records: a record is encoded from its own cells and these constants alone, as
 record-level privacy requires. `label`, `target`, `unit` and `columns` form the contract that all sites of a run share.
-`ignore` and `file` describe the file of one site, and may differ.
+`ignore`, `site` and `file` describe one file, and may differ.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from coterie.fields.removed import removal
 from coterie.files import FileError, read_text
 from coterie.tasks import MAX_LABELS, Task, multi_label, task_of
 
-#: Characters of a schema, and its numbers of columns and of features.
+#: Characters of a schema, and its numbers of columns, or sites, and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
 #: Records of a unit in a step of training.
 MAX_UNIT_RECORDS = 1000
@@ -200,6 +204,7 @@ class TableSchema:
         file: how the file is written.
         more_targets: columns of further labels of a record, whose names are in `class_names`.
         unit: column that names the patient, or another unit, of each record; None: each record is its own.
+        site: category that names the client of each record, for a table of all clients; None: there is none.
     """
 
     label: Column
@@ -209,6 +214,7 @@ class TableSchema:
     file: FileFormat = FileFormat()
     unit: UnitColumn | None = None
     more_targets: tuple[Column, ...] = ()
+    site: Column | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> TableSchema:
@@ -285,8 +291,10 @@ class TableSchema:
 
     def __str__(self) -> str:
         """The schema as JSON on one line, which `parse` reads."""
-        ignore = "others" if self.ignore is None else list(self.ignore)
-        return json.dumps({**self.contract, "ignore": ignore, "file": self._file}, ensure_ascii=False)
+        ignore, one = "others" if self.ignore is None else list(self.ignore), self.site
+        rules = {"missing": one.missing, "unknown": one.unknown} if one else {}
+        site = {"site": {"column": one.name, "values": list(one.values), **rules}} if one else {}
+        return json.dumps({**self.contract, **site, "ignore": ignore, "file": self._file}, ensure_ascii=False)
 
     @property
     def contract(self) -> dict[str, Any]:
@@ -487,7 +495,8 @@ def _schema(table: _Table) -> TableSchema:
         if type(unit.most) is not int or not 1 <= unit.most <= MAX_UNIT_RECORDS:
             entry.error(f"records = {_shown(unit.most)}; must be an integer from 1 to {MAX_UNIT_RECORDS}")
         entry.finish()
-    schema = TableSchema(targets[0], names, tuple(columns), ignore, unit=unit, more_targets=targets[1:])
+    site = _site(table.table("site")) if "site" in table else None
+    schema = TableSchema(targets[0], names, tuple(columns), ignore, unit=unit, more_targets=targets[1:], site=site)
     schema = replace(schema, file=_file(table.table("file"), schema))
     table.finish()
     _check_names(schema, table)
@@ -508,17 +517,17 @@ def _ignored(table: _Table, default: tuple[str, ...] | None) -> tuple[str, ...] 
 
 def _check_names(schema: TableSchema, table: _Table) -> None:
     seen: set[str] = set()
-    unit = schema.unit.name if schema.unit else ""
     named = (
         *(column.name for column in schema.targets),
-        unit,
+        *(column.name for column in (schema.unit, schema.site) if column),
         *(column.name for column in schema.columns),
         *(schema.ignore or ()),
     )
     for name in filter(None, named):
         if name in seen:
             table.error(
-                f"column {_shown(name)} is named twice; each column is the label, the unit, a feature, or ignored"
+                f"column {_shown(name)} is named twice; each column is the label, the unit, the site, a feature, or "
+                "ignored"
             )
         seen.add(name)
     if schema.num_features > MAX_FEATURES:
@@ -543,6 +552,15 @@ def _labels(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     table.finish()
     columns = (Column(name, "boolean", values=BOOLEAN, missing=missing, unknown=unknown) for name in names)
     return tuple(columns), names
+
+
+def _site(table: _Table) -> Column:
+    name, values = table.name("column"), table.texts("values", at_least=2)
+    if len(values) > MAX_COLUMNS:
+        table.error(f"values has {len(values):,} entries; the limit is {MAX_COLUMNS:,}")
+    missing, unknown = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "unknown"))
+    table.finish()
+    return Column(name, "category", values=values, missing=missing, unknown=unknown)
 
 
 def _target(table: _Table) -> tuple[tuple[Column, ...], tuple[str, ...]]:
@@ -633,6 +651,7 @@ def _site_columns(table: _Table, schema: TableSchema) -> tuple[tuple[str, SiteCo
     """Return the columns that one site writes in another way."""
     known = {column.name: column for column in (*schema.columns, *schema.targets)}
     known |= {schema.unit.name: Column(schema.unit.name, "unit")} if schema.unit else {}
+    known |= {schema.site.name: schema.site} if schema.site else {}
     columns = []
     for name in table.names():
         entry = table.table(name)

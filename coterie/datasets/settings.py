@@ -28,8 +28,8 @@ class DataFiles(Settings):
     )
     data_dir: str = setting(
         "",
-        "folder of the data, or of client-0.* and so on (own); empty: COTERIE_DATA",
-        allowed="a folder",
+        "folder of the data, or of client-0.* and so on, or a table of all clients (own); empty: COTERIE_DATA",
+        allowed="a folder or a file",
         client=True,
         place=True,
         path=True,

@@ -36,6 +36,7 @@ class Table:
         lost: number of dropped records by class name, of those whose class is known.
         beside: what is not read beside the records.
         units: (n,) name of each record's unit, such as its patient; None: each record is its own.
+        sites: (n,) int64 index of each record's site in the schema; None: they were not read.
     """
 
     x: npt.NDArray[np.float32]
@@ -48,6 +49,7 @@ class Table:
     lost: dict[str, int] = field(default_factory=dict)
     beside: Sequence[Loss] = ()
     units: npt.NDArray[np.str_] | None = None
+    sites: npt.NDArray[np.int64] | None = None
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ import difflib
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from coterie.datasets.records import Records, is_held_out
 from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.site_columns import as_in_schema
 from coterie.datasets.sources import DataError
-from coterie.datasets.table_cells import Notation, as_text, composed
+from coterie.datasets.table_cells import Notation, as_text, composed, integer, spellings
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.text_tables import MAX_PLAIN_COLUMNS, UNDECODABLE, ZERO, TableFile, text_table
 from coterie.datasets.units import Units, is_held_out_unit
@@ -53,7 +53,14 @@ PERSON = re.compile(
 _TARGETS = ("label", "target")
 
 
-def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True, units: bool = True) -> Table:
+def read_table(
+    path: str | Path,
+    schema: TableSchema,
+    *,
+    labelled: bool | None = True,
+    units: bool = True,
+    sites: bool | None = False,
+) -> Table:
     """Read a text, parquet or spreadsheet file, or a folder of `.parquet` files.
 
     Args:
@@ -61,6 +68,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         schema: how to read it.
         labelled: whether to read labels or targets; otherwise their column may be absent. None: if it is there.
         units: whether to read the units of the schema; otherwise their column may be absent.
+        sites: whether to read the sites of the schema; otherwise their column may be absent. None: if it is there.
 
     Raises:
         DataError: the file cannot be read, or has other columns than the schema.
@@ -78,8 +86,10 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         file, schema = _at_site(path, schema)
         with_label = all(one.name in file.names for one in schema.targets) if labelled is None else labelled
         columns = [*schema.columns, *(schema.targets if with_label else [])]
-        unit = [schema.unit.name] if schema.unit and units else []
-        _need_columns(path, file, schema, [*(column.name for column in columns), *unit])
+        named = [schema.unit.name] if schema.unit and units else []
+        site = schema.site if sites or (schema.site and sites is None and schema.site.name in file.names) else None
+        named += [site.name] if site else []
+        _need_columns(path, file, schema, [*(column.name for column in columns), *named])
         position_of = {name: i for i, name in enumerate(file.names)}
         positions = [position_of[column.name] for column in columns]
         for i in positions if file.types else ():
@@ -87,7 +97,8 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
                 held = f" holds {str(file.types[i])[:_LONGEST]}; expected numbers or texts"
                 raise DataError(f"{path}: column {file.names[i]!r}{images_problem(file.types[i]) or held}")
         table = _encoded(path, schema, with_label, file, positions)
-        return table if schema.unit is None or not units else _with_units(path, schema, schema.unit.name, table)
+        table = table if schema.unit is None or not units else _with_units(path, schema, schema.unit.name, table)
+        return table if site is None else _with_sites(path, schema, site, table)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -97,26 +108,38 @@ def _with_units(path: Path, schema: TableSchema, column: str, table: Table) -> T
     texts = column_texts(path, schema, column)
     units = np.array([texts[i] for i in table.index.tolist()], dtype=str)
     absent = np.isin(units, [*schema.file.missing_values, ""])
-    if not absent.any():
-        return replace(table, units=units)
     finding = Finding(column, "no unit", "dropped", False, "the guarantee is for units: name one for every record")
-    for i in table.index[absent].tolist():
+    return _without(absent, finding, texts, replace(table, units=units), schema)
+
+
+def _with_sites(path: Path, schema: TableSchema, site: Column, table: Table) -> Table:
+    """Return a table with the site of each record; a record of none is dropped."""
+    texts, positions = column_texts(path, schema, site.name), spellings(site.values)
+    codes = dict.fromkeys((*schema.missing_values_of(site), ""), -1) | positions
+    cells = [texts[i] for i in table.index.tolist()]
+    sites = np.array([codes.get(text, positions.get(integer(text), -2)) for text in cells], np.int64)
+    missing = Finding(site.name, "missing", "dropped", site.missing == "drop", "name the site of every record")
+    unknown = Finding(site.name, "not one of its values", "dropped", site.unknown == "drop")
+    table = _without(sites == -1, missing, texts, replace(table, sites=sites), schema)
+    return _without(sites[sites != -1] == -2, unknown, texts, table, schema)
+
+
+def _without(
+    rows: npt.NDArray[np.bool_], finding: Finding, texts: Mapping[int, str], table: Table, schema: TableSchema
+) -> Table:
+    """Return a table without these of its records, and with the finding that names them; all if there are none."""
+    if not rows.any():
+        return table
+    for i in table.index[rows].tolist():
         finding.add(i + 1, texts[i])
     lost = Counter(table.lost)
     if table.labelled and schema.num_classes:
-        classes = table.y[absent].astype(np.int64).tolist()
+        classes = table.y[rows].astype(np.int64).tolist()
         finding.by_class.update(schema.class_names[label] for label in classes)
         lost += finding.by_class
-    kept = ~absent
-    return replace(
-        table,
-        x=table.x[kept],
-        y=table.y[kept],
-        index=table.index[kept],
-        units=units[kept],
-        findings=(*table.findings, finding),
-        lost=dict(lost),
-    )
+    arrays = {name: getattr(table, name) for name in ("x", "y", "index", "units", "sites")}
+    kept = {name: array[~rows] for name, array in arrays.items() if array is not None}
+    return replace(table, **kept, findings=(*table.findings, finding), lost=dict(lost))
 
 
 def repeated_names(path: str | Path, schema: TableSchema) -> str:
@@ -191,7 +214,30 @@ def table_records(
     """
     if schema is None:
         return _plain_records(path, need_targets, columns)
-    table = read_table(path, schema, labelled=need_targets or None)
+    return _by_schema(path, schema, read_table(path, schema, labelled=need_targets or None))
+
+
+def records_of_sites(path: Path, schema: TableSchema) -> tuple[Records, list[Records]]:
+    """Read a table of all sites once: return all its records, and those of each site in the order of the schema.
+
+    Problems are those of the table; its account and its warnings are with all records alone.
+
+    Raises:
+        DataError: the file cannot be read, or has other columns.
+    """
+    table = read_table(path, schema, sites=True)
+    assert schema.site is not None
+    assert table.sites is not None
+    whole = _by_schema(path, schema, table)
+    shared, parts = replace(whole, left_out=LeftOut(), warnings=()), []
+    for i, name in enumerate(schema.site.values):
+        rows, where = table.sites == i, f"{path}: {schema.site.name} = {name!r}"
+        problems = whole.problems or (() if rows.any() else (f"{where}: no records",))
+        parts.append(replace(shared.only(rows), where=where, problems=problems))
+    return whole, parts
+
+
+def _by_schema(path: Path, schema: TableSchema, table: Table) -> Records:
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
     records = _records(path, table, f"{more}; `coterie data check` lists all", not schema.task.real)
@@ -386,6 +432,8 @@ def _at_site(path: Path, schema: TableSchema) -> tuple[TableFile, TableSchema]:
     missing = {column.name: schema.missing_values_of(column) for column in columns}
     if schema.unit:
         missing[schema.unit.name] = frozenset(schema.file.missing_values)
+    if schema.site:
+        missing[schema.site.name] = schema.missing_values_of(schema.site)
     return as_in_schema(file, site, notation, missing), schema
 
 
@@ -436,10 +484,10 @@ def _need_columns(path: Path, file: TableFile, schema: TableSchema, names: Seque
     elif twice := [name for name in names if counts[name] > 1]:
         problem, way = f"has two columns {some_names(twice)}", "; rename or remove one"
     elif schema.ignore is not None:
-        unit = schema.unit.name if schema.unit else ""
-        expected = {*names, *(column.name for column in schema.targets), *schema.ignore, unit, ""}
-        others = [name for name in header if name not in expected]
-        problem = f"has columns that the schema does not name: {some_names(others)}" * bool(others)
+        others = {column.name for column in (*schema.targets, schema.unit, schema.site) if column}
+        expected = {*names, *others, *schema.ignore, ""}
+        further = [name for name in header if name not in expected]
+        problem = f"has columns that the schema does not name: {some_names(further)}" * bool(further)
         way = "; add them to ignore"
     if problem:
         raise DataError(f"{path} {problem}{way}")

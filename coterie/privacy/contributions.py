@@ -152,12 +152,12 @@ class Collected(Contributions):
     Args:
         size: d.
         cohort: (m,) client of every slot.
-        weights: (m,) public weight of every slot.
+        weights: (m,) weight of every slot: public, or in a run without privacy that of the reply.
     """
 
     def __init__(self, size: int, cohort: IntArray, weights: FloatArray) -> None:
         super().__init__(size)
-        self._cohort, self._weights = cohort, weights
+        self._cohort, self.weights = cohort, weights
         self._labels: dict[int, tuple[int, int]] = {}
         self._updates = _rows(len(cohort), size)
 
@@ -177,7 +177,7 @@ class Collected(Contributions):
             clients=self._cohort[slots],
             labels=labels[:, 0],
             assigned=labels[:, 1],
-            weights=self._weights[slots],
+            weights=self.weights[slots],
             updates=self._updates[: len(slots)],
         )
 

@@ -150,9 +150,10 @@ class RecordLevelSettings(Settings):
     )
     weights: str = setting(
         "examples",
-        "weights of the clients of a cluster: public numbers of records, or equal",
-        choices=WEIGHTS,
-        only=_RECORD,
+        "weights of the clients of a cluster: public numbers of records, or equal; without privacy: equal, unless "
+        "records are their true numbers of training records",
+        choices=(*WEIGHTS, "records"),
+        only=(_RECORD[0], ("record", "none")),
     )
     profiles: str = setting(
         "",

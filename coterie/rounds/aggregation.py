@@ -116,6 +116,8 @@ class Aggregator(Bounded):
         name: one of :data:`AGGREGATORS`. "mean" is the weighted mean, summed on arrival in memory of k x d numbers; the
             others keep all updates of a round, n x d float32, in a file once they exceed 256 MiB.
         byzantine_share: assumed share of dishonest clients in every cluster, in [0, 0.5); median needs none.
+        by_records: whether the mean is weighted by the numbers of training records that clients reply with; it keeps
+            all updates of a round, too.
 
     Raises:
         ValueError: an unknown name, or a share out of range.
@@ -123,6 +125,7 @@ class Aggregator(Bounded):
 
     name: Annotated[str, OneOf(AGGREGATORS)] = "mean"
     byzantine_share: Annotated[float, Bounds(0, 0.5, below=True)] = 0.2
+    by_records: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Aggregator:
@@ -138,15 +141,22 @@ class Aggregator(Bounded):
 
     @property
     def robust(self) -> bool:
-        """Whether it is another than the mean, and reads updates one by one."""
+        """Whether it is another than the mean."""
         return self.name != "mean"
+
+    @property
+    def collects(self) -> bool:
+        """Whether it reads updates one by one."""
+        return self.robust or self.by_records
 
     def byzantine(self, count: int) -> int:
         """f of ``count`` updates."""
         return min(math.ceil(self.byzantine_share * count - 1e-9), _RULES[self.name][1](count))
 
-    def __call__(self, updates: Updates) -> FloatArray:
-        """(d,) aggregate of (n, d) updates; n is at least 1. Not for the mean."""
+    def __call__(self, updates: Updates, weights: FloatArray | None = None) -> FloatArray:
+        """(d,) aggregate of (n, d) updates; n is at least 1. The mean alone has (n,) weights."""
+        if not self.robust:
+            return _by_coordinate(updates, lambda values: np.average(values, axis=0, weights=weights))
         return _RULES[self.name][0](updates, self.byzantine(len(updates)))
 
     def aggregated(
@@ -164,9 +174,10 @@ class Aggregator(Bounded):
         sums = np.zeros((num_clusters, updates.shape[1]))
         for cluster in np.unique(assigned):
             members = assigned == cluster
-            sums[cluster, shared:] = self((updates if members.all() else updates[members])[:, shared:])
+            rows = (updates if members.all() else updates[members])[:, shared:]
+            sums[cluster, shared:] = self(rows, released.weights[members])
         if shared and len(updates):
-            sums[:, :shared] = self(updates[:, :shared])
+            sums[:, :shared] = self(updates[:, :shared], released.weights)
         histogram = np.bincount(released.labels, minlength=num_clusters).astype(np.float64) if counts else None
         return ReleasedSums(
             charge=released.charge,

@@ -18,7 +18,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.privacy import NothingReleasedError, Permit, Summed
+from coterie.privacy import Collected, NothingReleasedError, Permit, Summed
 from coterie.rounds.batches import TRANSPORT_ERRORS, MessageBatch, PartialSums, send
 from coterie.rounds.masked_exchange import MaskedSum
 from coterie.rounds.phases import C, Phase, R
@@ -108,6 +108,8 @@ class Exchange(Generic[C, R]):
         for client, content in self.batch.replies(replies):
             try:
                 reply = self._phase.read(self._run, self.request, client, content)
+                if reply.records is not None:
+                    cast(Collected, self._contributions).weights[slots[client]] = reply.records
                 self._contributions.add(slots[client], reply.label, reply.redrawn_label, reply.update)
                 self._phase.received(self._run, reply)
             except ReplyError as error:

@@ -74,6 +74,8 @@ class Phase(ABC, Generic[C, R]):
         """The request with the fields that all requests of a round share."""
         request = replace(self.request, round=number, record_plans=run.plan.record_plans)
         redraw = run.state.redraw
+        if isinstance(request, TrainRequest):
+            request = replace(request, counts_records=run.aggregator.by_records)
         if redraw is None or not isinstance(request, TrainRequest):
             return request
         assigned = None if run.rebalance_train == "own" else run.rebalance_train
@@ -151,6 +153,7 @@ class Phase(ABC, Generic[C, R]):
             layout=layout,
             assigned=None if self.assignments is None else self.assignments[client],
             redraw=None if training.redraw is None else np.reshape(training.redraw, (k, k)),
+            counts_records=training.counts_records,
             counts_norms=plan.clients_keep_ledgers and plan.clip_share > 0 and isinstance(request, TrainRequest),
         )
         if self.reply_layout is None:
@@ -191,12 +194,12 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
 
     def container(self, run: Run, cohort: IntArray, number: int) -> Contributions:
         """Sums on arrival; single updates for an aggregator that reads them."""
-        if run.aggregator.robust:
+        if run.aggregator.collects:
             return run.plan.collected(run.state.layout.size, cohort)
         return run.plan.of_round(number).contributions(run.state.layout.size, shared=self.shared)
 
     def release(self, run: Run, permit: Permit, contributions: Contributions, attempt: int) -> ReleasedSums:
-        """Noisy sums, or what a robust aggregator makes of the updates."""
+        """Noisy sums, or what an aggregator makes of the updates."""
         plan = run.plan
         if not isinstance(contributions, Collected):
             return plan.release(permit, contributions, run.streams, attempt, run.state.redraw, run.mechanism_state)

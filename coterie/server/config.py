@@ -209,6 +209,7 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise ConfigError(str(error)) from None
     determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.task.num_outputs}
+    determined |= {"data.clients": len(schema.site.values)} if schema.site else {}
     for name, value in determined.items():
         if str(explicit.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
@@ -521,7 +522,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def aggregator(self) -> Aggregator:
         """The aggregator of a cluster's updates."""
-        return Aggregator.parse(self.aggregation.aggregator)
+        by_records = self.record_level.weights == "records"
+        return replace(Aggregator.parse(self.aggregation.aggregator), by_records=by_records)
 
     @cached_property
     def plan(self) -> Plan:
@@ -590,6 +592,11 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             raise ConfigError(
                 f"{_MECHANISM} = {mechanism!r} is for privacy-unit = client: at record level, clients train by DP-SGD; "
                 "leave it out"
+            )
+        if unit == "record" and self.aggregator.by_records:
+            raise ConfigError(
+                "weights = 'records' is for privacy-unit = none: true numbers of records are private; use examples, "
+                "the public ones, or equal"
             )
         if unit != "none" or given.get(_UNIT, AUTO) != AUTO:
             return

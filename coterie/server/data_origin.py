@@ -102,14 +102,14 @@ class DataOrigin:
 
 
 def require_data(config: RunConfig) -> None:
-    """Check before a round is charged that the folder of the clients' own data is still there.
+    """Check before a round is charged that the clients' own data are still there.
 
     Raises:
         DataError: it is not.
     """
     folder = config.data.data_dir
-    if config.data.dataset == OWN_DATA and folder and not Path(folder).expanduser().is_dir():
+    if config.data.dataset == OWN_DATA and folder and not Path(folder).expanduser().exists():
         raise DataError(
-            f"the folder {folder} of the clients' data is missing; nothing was charged for this round, and completed "
-            "rounds are saved: restore it, then continue with --resume"
+            f"the data of the clients, {folder}, are missing; nothing was charged for this round, and completed "
+            "rounds are saved: restore them, then continue with --resume"
         )

@@ -11,7 +11,8 @@ DP-FedAvg (McMahan et al. 2018, arXiv:1710.06963, fixed-denominator estimator).
      5      w_(t+1) <- w_t + 1 / D * sum over k in S_t of (w_k - w_t)
 
 Deviations from the paper
-- All clients have equal weights instead of n_k, because weights by number of examples would reveal these numbers.
+- All clients have equal weights instead of n_k, because weights by number of examples would reveal these numbers;
+  without privacy, `weights = records` has those of the paper.
 - Under client-level privacy, D is qM, the expected number of clients; without privacy, it is their number. At record
   level the mean is weighted by public numbers of records, which gives RC-DPFL's baseline DPFedAvg (Noble et al. 2021).
 """

@@ -14,6 +14,7 @@ from flwr.app import MetricRecord
 
 from coterie.fields.settings import Settings
 from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates, Secure
+from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
 from coterie.rounds.run_state import Run, StrategyError
 from coterie.strategies import model_search
@@ -131,8 +132,8 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
                 f"masks require mechanism secure, with noise inside the vectors, not {self.plan.mechanism}"
             )
         _check_clusters(self)
-        if self.options.aggregator.robust:
-            _check_robust(self, self.options.aggregator.name)
+        if (aggregator := self.options.aggregator).collects:
+            _check_robust(self, aggregator)
         if (optimizer := self.options.server_optimizer.name) != "sgd" and not self.robust:
             raise StrategyError(
                 f"{self.name} supports server-optimizer sgd, not {optimizer}: its models do not change by aggregated "
@@ -354,8 +355,14 @@ def _check_clusters(method: Method) -> None:
         raise StrategyError("re-seeding requires released cluster sizes: set identifier_share above 0")
 
 
-def _check_robust(method: Method, name: str) -> None:
-    plan = method.plan
+def _check_robust(method: Method, aggregator: Aggregator) -> None:
+    plan, name = method.plan, aggregator.name
+    right = (plan.unit, name, plan.divisor, method.robust) == ("none", "mean", "released", True)
+    if aggregator.by_records and not right:
+        raise StrategyError(
+            "weights = records requires privacy-unit none, aggregator mean, divisor auto, and a method whose models "
+            f"change by aggregated updates only, not {plan.unit}, {name}, {plan.divisor} and {method.name}"
+        )
     if plan.unit == "client":
         raise StrategyError(
             f"aggregator = {name} requires privacy-unit record or none: client-level noise covers the contribution of "

@@ -3,8 +3,8 @@
 ===============  ============================================================================================
 to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
 from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigRecord ``reply`` (``client-id``,
-                 ``round``, ``label``, ``redrawn-label``, ``below`` if the clipping norm of gradients is adaptive, and
-                 ``head`` of a deployed client at record level);
+                 ``round``, ``label``, ``redrawn-label``, ``below`` if the clipping norm of gradients is adaptive,
+                 ``records`` if asked for, and ``head`` of a deployed client at record level);
                  MetricRecord ``diagnostics`` (evaluation only); key ``padding``: zeros (flower/sizes.py)
 ===============  ============================================================================================
 
@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from coterie.fields import COUNT
 from coterie.models import float32_arrays
 
 if TYPE_CHECKING:
@@ -232,7 +233,8 @@ def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
 class Reply:
     """A valid training reply: its labels and its (d,) float32 update.
 
-    ``below`` is a noisy share, clamped to [0, 1], of its gradients that are short; None if not requested.
+    ``below`` is a noisy share, clamped to [0, 1], of its gradients that are short, and ``records`` the number of
+    training records; None if not requested.
     """
 
     client_id: int
@@ -240,6 +242,7 @@ class Reply:
     redrawn_label: int
     update: npt.NDArray[np.float32]
     below: float | None = None
+    records: int | None = None
 
 
 def read_reply(
@@ -252,6 +255,7 @@ def read_reply(
     assigned: int | None = None,
     redraw: npt.NDArray[np.float64] | None = None,
     counts_norms: bool = False,
+    counts_records: bool = False,
 ) -> Reply:
     """Validate a training reply against its request.
 
@@ -264,9 +268,10 @@ def read_reply(
         assigned: cluster that the server assigned, which both labels must equal; None: the client chose.
         redraw: (k, k) matrix by which the client redraws its label; None: the labels must be equal.
         counts_norms: whether the reply has the share of gradients that are short.
+        counts_records: whether it has a number of training records.
 
     Raises:
-        ReplyError: wrong client or round, label, share, names, shapes or types, or NaN or Inf.
+        ReplyError: wrong client or round, label, share or number, names, shapes or types, or NaN or Inf.
     """
     reply, update = _parts(content, client_id, round)
     labels = []
@@ -289,7 +294,11 @@ def read_reply(
     )
     if not np.all(np.isfinite(vector)):
         raise ReplyError(f"the update contains NaN or Inf: {DIVERGED}")
-    return Reply(client_id, label, redrawn, vector, _share(reply.get("below")) if counts_norms else None)
+    below = _share(reply.get("below")) if counts_norms else None
+    records: Any = reply.get("records") if counts_records else None
+    if counts_records and (type(records) is not int or not 1 <= records <= COUNT.high):
+        raise ReplyError(f"records is {records!r}, expected an integer from 1 to {COUNT.high:,}")
+    return Reply(client_id, label, redrawn, vector, below, records)
 
 
 def _share(value: Any) -> float:
@@ -312,6 +321,7 @@ def pack_reply(
     label: int,
     redrawn_label: int | None = None,
     below: float | None = None,
+    records: int | None = None,
 ) -> RecordDict:
     """The reply to a training request, which :func:`read_reply` reads.
 
@@ -323,11 +333,14 @@ def pack_reply(
         label: cluster of the client: the assigned or the chosen one.
         redrawn_label: cluster that the update counts for, if the request has a redraw matrix; None: ``label``.
         below: noisy share of the gradients that are shorter than the plan's threshold, if the plan releases it.
+        records: number of training records, if the request asks for it.
     """
     redrawn = label if redrawn_label is None else redrawn_label
     reply = ConfigRecord({"client-id": client_id, "round": round, "label": int(label), "redrawn-label": int(redrawn)})
     if below is not None:
         reply["below"] = float(below)
+    if records is not None:
+        reply["records"] = records
     return RecordDict({UPDATE: pack_update(update, layout), REPLY: reply})
 
 

@@ -151,6 +151,7 @@ class TrainRequest(Request):
         penalty_weight: its weight, such as FedProx's mu.
         redraw: (k * k,) row-stochastic matrix by which clients redraw their labels.
         rebalance_train: which model a client trains whose label was redrawn.
+        counts_records: whether the reply has the number of training records; never with privacy.
     """
 
     message_type: ClassVar[str] = TRAIN
@@ -162,6 +163,7 @@ class TrainRequest(Request):
     penalty_weight: Annotated[float | None, PENALTY_WEIGHT] = None
     redraw: Annotated[tuple[float, ...] | None, Length(MAX_REDRAWN**2), Bounds(0, 1)] = None
     rebalance_train: Annotated[str | None, OneOf(REBALANCE_TRAIN)] = None
+    counts_records: bool = False
 
     def __post_init__(self) -> None:
         if (self.penalty is None) != (self.penalty_weight is None):

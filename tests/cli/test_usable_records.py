@@ -11,7 +11,8 @@ from kit.site_tables import AGE, OUTCOME, SEX
 from kit.workbooks import Raw, write_xlsx
 from PIL import Image
 
-from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard, report
+from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard, report
+from coterie.datasets.local_files import local_records
 from coterie.deploy.commands.client import _report
 from coterie.site.node import NodeConfig
 

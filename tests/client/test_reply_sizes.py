@@ -75,7 +75,7 @@ KINDS = {
     "train": ("train", CLIENT_LEVEL, {}, choices),
     "train, redrawn": ("train", CLIENT_LEVEL, REDRAW, choices),
     "train, assigned": ("train", CLIENT_LEVEL, {"cluster": 64}, lambda best: network()),
-    "train, records": ("train", RECORD_LEVEL, plans(), lambda best: network()),
+    "train, records": ("train", RECORD_LEVEL, {**plans(), "counts-records": True}, lambda best: network()),
     "train, records, choice": ("train", RECORD_LEVEL, CHOICE, choices),
     "train, records, adaptive": (
         "train",

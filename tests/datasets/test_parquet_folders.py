@@ -7,8 +7,9 @@ import pytest
 from kit.own_files import read_shard
 from PIL import Image
 
-from coterie.datasets import DataError, Declared, TableSchema, facts, local_records, own_federation, read_table, report
+from coterie.datasets import DataError, Declared, TableSchema, facts, own_federation, read_table, report
 from coterie.datasets.client_data import fingerprint, first_columns
+from coterie.datasets.local_files import local_records
 from coterie.tasks import task_of
 
 pyarrow = pytest.importorskip("pyarrow")

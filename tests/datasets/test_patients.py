@@ -15,17 +15,8 @@ from kit.tables import for_rows
 from torch import nn
 
 from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately
-from coterie.datasets import (
-    DataError,
-    SchemaError,
-    Shard,
-    TableSchema,
-    TestSet,
-    Units,
-    facts,
-    local_records,
-    read_table,
-)
+from coterie.datasets import DataError, SchemaError, Shard, TableSchema, TestSet, Units, facts, read_table
+from coterie.datasets.local_files import local_records
 from coterie.datasets.tables import repeated_names, rows_held_out
 from coterie.models import ModelError
 from coterie.privacy import PerRecord

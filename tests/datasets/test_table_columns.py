@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from kit.own_files import read_shard
 
-from coterie.datasets import DataError, Declared, describe, facts, local_records, own_federation, own_shard
+from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard
 from coterie.datasets.client_data import first_columns
+from coterie.datasets.local_files import local_records
 from coterie.datasets.tables import columns_text, parse_columns
 from coterie.server import ConfigError, RunConfig
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
 import coterie
-from coterie.datasets import LocalRecords
+from coterie.datasets.local_files import LocalRecords
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import start_server
 from coterie.inference import InferenceError

@@ -9,8 +9,9 @@ from kit.site_tables import rows_of
 from kit.tables import for_rows
 from PIL import Image
 
-from coterie.datasets import DataError, Declared, describe, facts, local_records, report
+from coterie.datasets import DataError, Declared, describe, facts, report
 from coterie.datasets.facts import own_task
+from coterie.datasets.local_files import local_records
 from coterie.inference import load
 from coterie.tasks import multi_label
 

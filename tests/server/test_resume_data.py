@@ -208,7 +208,7 @@ def test_data_that_vanish_during_a_run_end_it_before_the_next_charge(home, run_w
     monkeypatch.setattr("coterie.server.app.run_log.round_line", lambda record, rounds: (remove(record) or "", {}))
     folder = open_folder({**SETTINGS, "out": "other"}, home, check=prepare)
     folder.on_metrics = remove
-    with pytest.raises(DataError, match="sites of the clients' data is missing; nothing was charged"):
+    with pytest.raises(DataError, match="sites, are missing; nothing was charged"):
         run_with(folder)
     folder.close()
     assert len((home / "other/ledger.jsonl").read_text().splitlines()) == 1 + 2

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -267,6 +268,59 @@ def test_the_methods_that_support_it():
         *("fedavg", "fedprox", "fedper", "ifca", "fesem", "fedcam", "rr-cluster"),
         *("lcfl", "rc-dpfl", "f-cdpfl", "oracle"),
     }
+
+
+# ---- weights by numbers of records ---------------------------------------------------------------------------
+
+
+def counting(records):
+    """Client i replies with a number of records, and an update of i + 1 in every coordinate."""
+
+    def spoil(client, content):
+        content["update"] = pack_update(np.full(4, client + 1, np.float32), LAYOUT)
+        if (number := records(client)) is not None:
+            content["reply"]["records"] = number
+        return [content]
+
+    return Stub(spoil)
+
+
+@pytest.mark.parametrize("method", [FedAvg, IFCA])
+def test_the_mean_is_weighted_by_numbers_of_records(method):
+    weights = 10 ** np.arange(CLIENTS)
+    expected = np.average(np.arange(CLIENTS) + 1, weights=weights)
+    grid, by_records = counting(lambda client: 10**client), Aggregator(by_records=True)
+    np.testing.assert_allclose(moved(grid, by_records, method=method), np.full((1, 4), expected), rtol=1e-6)
+    np.testing.assert_allclose(moved(grid, method=method), np.full((1, 4), 4.5), rtol=1e-6)  # numbers without effect
+
+
+def test_weights_are_those_of_the_own_cluster_and_shared_columns_have_all():
+    released = replace(collected([[1, 1], [4, 4], [9, 9]], [0, 0, 1]), weights=np.array([1.0, 2.0, 3.0]))
+    found = Aggregator(by_records=True).aggregated(released, 3, shared=1)
+    np.testing.assert_allclose(found.sums, [[6, 3], [6, 9], [6, 0]])
+
+
+@pytest.mark.parametrize("number", [None, 0, -1, 10**9 + 1, 1e308, math.nan, 5.0, True, "5", [5]])
+def test_a_number_of_records_that_is_none_drops_the_reply(number):
+    grid = counting(lambda client: number if client == 7 else 10)
+    np.testing.assert_allclose(moved(grid, Aggregator(by_records=True)), np.full((1, 4), 4.0), rtol=1e-6)
+
+
+def test_numbers_of_records_are_asked_for_without_privacy_alone():
+    values = {"strategy": "fedavg", "clusters": 1, "privacy-unit": "none", "weights": "records"}
+    assert RunConfig(values).aggregator == Aggregator(by_records=True)
+    assert not RunConfig({**values, "weights": "equal"}).aggregator.collects
+    for changes, text in (
+        ({"privacy-unit": "record", "samples-per-client": 100}, "true numbers of records are private"),
+        ({"privacy-unit": "client"}, "weights = 'records' has no effect with privacy.privacy-unit = 'client'"),
+        ({"aggregator": "krum"}, "requires privacy-unit none, aggregator mean"),
+        ({"divisor": "fixed"}, "divisor auto"),
+        ({"strategy": "kfed", "clusters": 2}, "a method whose models change by aggregated updates only"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            RunConfig({**values, **changes})
+    with pytest.raises(StrategyError, match="requires privacy-unit none"):
+        moved(Stub(), Aggregator(by_records=True), private())
 
 
 def test_settings():

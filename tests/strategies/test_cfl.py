@@ -156,7 +156,7 @@ def test_weights_count_in_the_mean():
     class Weighted(NoPrivacy):
         def collected(self, size, cohort):
             collected = super().collected(size, cohort)
-            collected._weights = np.array([1.0, 1.0, 3.0])
+            collected.weights = np.array([1.0, 1.0, 3.0])
             return collected
 
     plan = Weighted(clients=3, num_clusters=1, sampling_rate=1.0, rounds=1)
