@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import numpy.typing as npt
 from coterie.datasets.sources import DataError, DatasetInfo, Source
 
 _TRAIN, _TEST, _DIGITS = 7494, 3498, 10
-# Malignant tumours of `rare_malignant`.
-_MALIGNANT = 25
 #: Number of pen coordinates and the fixed maximum coordinate of the tablet.
 _COORDINATES, _LARGEST = 16, 100
 # Points about lines.
@@ -54,23 +51,6 @@ def _read_breast_cancer(info: DatasetInfo, root: Path) -> Source:
     x, y = load_breast_cancer(return_X_y=True)
     low, high = x.min(axis=0), x.max(axis=0)
     return _divided(info, (x - (low + high) / 2) / ((high - low) / 4), 1 - y)  # class 1 is malignant
-
-
-def rare_malignant() -> Source:
-    """Return the table of breast cancer with one in twelve malignant tumours among the training records.
-
-    Test records are all of that table, so that scores which do not depend on the share of a class have many of both.
-
-    Examples:
-        >>> source = rare_malignant()
-        >>> np.bincount(source.train_y).tolist(), np.bincount(source.test_y).tolist()
-        ([287, 25], [70, 44])
-    """
-    info = next(info for info in VECTORS if info.name == "breast-cancer")
-    source = _read_breast_cancer(info, Path())
-    malignant = np.flatnonzero(source.train_y == 1)
-    kept = np.sort(np.concatenate([np.flatnonzero(source.train_y == 0), malignant[:_MALIGNANT]]))
-    return replace(source, name="rare malignant tumours", train_x=source.train_x[kept], train_y=source.train_y[kept])
 
 
 def _read_diabetes(info: DatasetInfo, root: Path) -> Source:

@@ -3,8 +3,8 @@ import hashlib
 import numpy as np
 import pytest
 
+from coterie.bench.rare_tumours import rare_tumours
 from coterie.datasets import DATASETS, LINES, DataError, Partition, federate, load
-from coterie.datasets.vectors import rare_malignant
 
 
 def table(seed=0):
@@ -118,8 +118,8 @@ def test_models_of_single_sites_have_metrics_too(tmp_path):
     assert 0.9 < scores.roc_auc <= 1
 
 
-def test_rare_malignant_tumours_are_those_of_the_table():
-    rare, whole = rare_malignant(), load("breast-cancer")
+def test_rare_tumours_are_those_of_the_table():
+    rare, whole = rare_tumours(), load("breast-cancer")
     assert (np.bincount(rare.train_y).tolist(), np.bincount(rare.test_y).tolist()) == ([287, 25], [70, 44])
     np.testing.assert_array_equal(rare.test_x, whole.test_x)
     kept = [row.tobytes() for row in rare.train_x]
