@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from dataclasses import replace
 from functools import partial
@@ -338,16 +337,18 @@ def _reply_to(message_type: str, content: RecordDict, client: Client, node: Node
         return reply
     folder = Path(client.folder)
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
-    client = replace(client, head=secrets.token_hex(16))
     cache = ReplyCache(folder, client.client_id)
     with cache.lock():
         if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
-        reply = replace(cohort, clients=[client]).replies(handler)[0]
+        with cache.attempt(message_type, content) as (head, again):
+            client = replace(client, head=head, again=again)
+            reply = replace(cohort, clients=[client]).replies(handler)[0]
+            if isinstance(reply, RecordDict):
+                reply.config_records[REPLY][HEAD] = head
+                cache.put(message_type, content, reply)
         if isinstance(reply, RecordDict):
-            reply.config_records[REPLY][HEAD] = client.head
-            cache.put(message_type, content, reply)
             keep_for_owner(cohort, client)
         return reply
 

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ def charge(
     Raises:
         PrivacyError: the plan pays for no such reply.
     """
+    if client.again and folder and (made := number_of_charge(client, folder, plan, {HEAD: client.head})) is not None:
+        log(INFO, "client %s: the charge before a crash counts for this reply", client.client_id)
+        return made
     pricing: Pricing = plan
     origin = who_asked(client, strategy)
     if client.head:
@@ -106,8 +109,8 @@ def events_of_run(client: Client, folder: Path, run: str) -> Counter[Event]:
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
 
 
-def is_charged(client: Client, folder: Path, plan: Guarantee, entry: Mapping[str, str]) -> bool:
-    """Return whether the ledger of a client holds a charge with an entry; the charge is then on disk.
+def number_of_charge(client: Client, folder: Path, plan: Guarantee, entry: Mapping[str, str]) -> int | None:
+    """Return the number of the charge with an entry in the ledger of a client, or None; the charge is then on disk.
 
     Args:
         client: whose ledger it is.
@@ -120,11 +123,11 @@ def is_charged(client: Client, folder: Path, plan: Guarantee, entry: Mapping[str
     """
     try:
         path = _own_ledger(client, folder) if client.budget is None else ledger_path(client, folder)
-        if not path.exists() or _charge_with(path, entry) is None:
-            return False
+        if not path.exists() or (charge := _charge_with(path, entry)) is None:
+            return None
         with closing(_open(client, folder, plan)) as ledger:
             ledger.sync()
-        return True
+        return int(charge["charge"])
     except (LedgerError, FileError, OSError) as error:
         log(WARNING, "client %s rejects the request: %s", client.client_id, error)
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None

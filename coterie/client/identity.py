@@ -38,6 +38,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
         personalize: how it fits released models to its own records, on which no message depends; None: not at all.
         local_report: whether it writes a report on received models for its owner, on which no message depends.
         head: random number of the charge for the present request, at record level; empty: none.
+        again: whether an attempt at this request that was killed may have made this charge.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
@@ -61,6 +62,7 @@ class Client:  # large: the facts about a client, and about the request of a ser
     personalize: str | None = None
     local_report: bool = False
     head: str = ""
+    again: bool = False
     run: str = ""
     app: str = ""
     server: str = ""

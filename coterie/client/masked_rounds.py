@@ -26,7 +26,7 @@ from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from coterie.client.budget import events_of_run, is_charged, spend, who_asked
+from coterie.client.budget import events_of_run, number_of_charge, spend, who_asked
 from coterie.client.cohort import Cohort
 from coterie.client.handlers import reports, train_without_dp
 from coterie.client.identity import Client
@@ -259,7 +259,7 @@ class _Half:
         Raises:
             ClientError: the plan has no further one for this client, or its budget does not allow it.
         """
-        if is_charged(self.client, self.folder, plan, self._opening):
+        if number_of_charge(self.client, self.folder, plan, self._opening) is not None:
             log(INFO, "client %s: the charge before a crash counts for this vector", self.client.client_id)
             return
         run, release, planned = self.client.run or self.id.run, self.opened.release, plan.planned_of_client

@@ -3,14 +3,20 @@
 A reply can be lost, and a server can fail before it processes one; it then repeats the request for the same round with
 the same models. A new reply would draw new noise on the same records and need a second charge. The cached one reveals
 nothing that was not charged, so it is written to the client's disk before it is sent.
+
+A process can be killed between the charge and the reply, such as for its memory. Nothing of this attempt has left, so
+its charge pays for one more attempt at the same request (docs/privacy.md, Repeated requests).
 """
 
 from __future__ import annotations
 
 import fcntl
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -18,9 +24,14 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
 from coterie.client.state import ClientError
-from coterie.files import open_private, private_folder, write_atomic
+from coterie.files import FileError, open_private, private_folder, read_object, write_atomic, write_json
 from coterie.wire import digest
 from coterie.wire.messages import CONFIG
+
+# Changes with every start of the machine.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Nanoseconds from the begin of an attempt to its mark; the mark of a restored backup is younger.
+_AT_ONCE = 60 * 10**9
 
 
 class ReplyCache:
@@ -51,6 +62,7 @@ class ReplyCache:
         path = self._folder / _name(message_type, request)
         if not path.exists():
             return None
+        self._mark.unlink(missing_ok=True)
         try:
             return recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
         except (DecodeError, OSError) as error:
@@ -58,6 +70,35 @@ class ReplyCache:
                 f"the cached reply {self._folder.name}/{path.name} cannot be read, and may have been sent: move the "
                 "file away to compute, and charge, a new reply"
             ) from error
+
+    @contextmanager
+    def attempt(self, message_type: str, request: RecordDict) -> Iterator[tuple[str, bool]]:
+        """Mark an attempt at a reply while it lasts; the lock is held.
+
+        Yields:
+            the random number of its charge, and whether that is the number of an earlier attempt, which was killed.
+        """
+        boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else secrets.token_hex()
+        mark = {"request": _name(message_type, request), "boot": boot, "again": False}
+        again = (killed := self._killed()) is not None and mark.items() <= killed.items()
+        head = killed["head"] if killed and again else secrets.token_hex(16)
+        write_json(self._mark, mark | {"head": head, "again": again, "began": time.time_ns()})
+        try:
+            yield head, again
+        finally:
+            self._mark.unlink(missing_ok=True)
+
+    @property
+    def _mark(self) -> Path:
+        return self._folder / "attempt"
+
+    def _killed(self) -> dict[str, Any] | None:
+        """Return the mark of an attempt that is neither a copy nor complete; None: there is none."""
+        try:
+            mark = read_object(self._mark)
+            return mark if 0 <= self._mark.stat().st_ctime_ns - mark["began"] < _AT_ONCE else None
+        except (FileError, KeyError, OSError, TypeError):
+            return None
 
     def put(self, message_type: str, request: RecordDict, reply: RecordDict) -> None:
         """Add a reply, atomically and synced to disk, and delete those of other rounds."""

@@ -13,12 +13,9 @@ import json
 import os
 import re
 import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from coterie.files import FileError, open_regular, parse_object, private_folder, read_text, sync_folder
+from coterie.files import FileError, open_regular, parse_object, private_folder, sync_folder
 from coterie.privacy.anchors import tail
 from coterie.privacy.ledger import LedgerError, chain_digest
 
@@ -73,10 +70,10 @@ def _last(content: bytes, path: Path) -> tuple[int, str]:
     """Return number and chain of the last of some whole lines."""
     if not content:
         return 0, ""
-    return _entry(content.decode(errors="replace").splitlines()[-1], f"{path}, the last line")[:2]
+    return read_entry(content.decode(errors="replace").splitlines()[-1], f"{path}, the last line")[:2]
 
 
-def _entry(line: str, name: str) -> tuple[int, str, str]:
+def read_entry(line: str, name: str) -> tuple[int, str, str]:
     """Return number and chain of an entry, and its content without the chain.
 
     Raises:
@@ -91,54 +88,3 @@ def _entry(line: str, name: str) -> tuple[int, str, str]:
     if chained is None or type(number) is not int:
         raise LedgerError(f"{name} is not an entry of an audit log: {line[:80]!r}")
     return number, chained[2], content
-
-
-@dataclass(frozen=True)
-class AuditSummary:
-    """What a verified audit log holds.
-
-    Attributes:
-        file: path of the file.
-        entries: number of entries.
-        first, last: times of the first and the last one; None without entries.
-        events: number of entries by event, such as "request: 3, refusal: 1".
-        chain: chain of the last entry, to keep elsewhere; empty without entries.
-    """
-
-    file: str
-    entries: int
-    first: str | None
-    last: str | None
-    events: str
-    chain: str
-
-
-def read_audit_log(path: Path) -> tuple[list[dict[str, Any]], AuditSummary]:
-    """Read and verify a whole audit log; an incomplete last line is left out.
-
-    Raises:
-        LedgerError: the file cannot be read, or a line was changed, lost or inserted.
-    """
-    try:
-        text = read_text(path)
-    except FileError as error:
-        raise LedgerError(str(error)) from None
-    entries: list[dict[str, Any]] = []
-    chain = ""
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[:-1], 1):
-        name = f"{path}, line {number}"
-        stated, stated_chain, content = _entry(line, name)
-        chain = chain_digest(chain.encode(), content.encode())
-        if (stated, stated_chain) != (number, chain):
-            raise LedgerError(f"{name}: it does not follow from the lines before it: one was changed, lost or inserted")
-        entries.append(parse_object(content, name))
-    events = Counter(str(entry.get("event")) for entry in entries)
-    summary = AuditSummary(
-        file=str(path),
-        entries=len(entries),
-        first=str(entries[0].get("time")) if entries else None,
-        last=str(entries[-1].get("time")) if entries else None,
-        events=", ".join(f"{event}: {count}" for event, count in events.items()),
-        chain=chain,
-    )
-    return entries, summary

@@ -7,9 +7,9 @@ import pytest
 from flwr.app import RecordDict
 from test_hostile_server import CHEAP, WORLDS, World, sender  # noqa: F401
 
+from coterie.cli.audit_log import read_audit_log
 from coterie.client.audited import audited
 from coterie.client.identity import Client
-from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 
 

@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 import pytest
 from test_hostile_server import CHEAP, WORLDS, World, plans, sender  # noqa: F401
 
+from coterie.cli.audit_log import read_audit_log
 from coterie.client.app import client_of
 from coterie.client.consent import Consent
 from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.privacy import PLANS, RecordPlan, epsilon
-from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 from coterie.privacy.ledger import count_events
 from coterie.site.errors import DeployError

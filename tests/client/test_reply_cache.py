@@ -1,6 +1,8 @@
 """What a client says when it is asked the same again: the same, and it pays nothing."""
 
 import fcntl
+import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from kit.deployed import reply_of
 
+from coterie.client.reply_cache import ReplyCache
 from coterie.client.state import ClientError
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
@@ -106,8 +109,10 @@ def test_an_answer_that_was_not_paid_for_is_not_kept(ask, tmp_path):
 
 
 def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path, monkeypatch):
-    def full(old, new):
-        raise OSError("no room")
+    def full(old, new, replace=os.replace):
+        if new.name != "attempt":
+            raise OSError("no room")
+        replace(old, new)
 
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", full)
@@ -116,6 +121,76 @@ def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path, monkeypatch
     assert charged(tmp_path) == [1]
     ask(1)
     assert charged(tmp_path) == [1, 1]
+
+
+@pytest.fixture
+def kill(ask, tmp_path, monkeypatch):
+    """Asks, and kills the client when it calls a function: what it does at its end is undone."""
+    mark, kept = (tmp_path / "client-0.answers" / name for name in ("attempt", "kept"))
+
+    def call(number, at="handlers.train_privately", before=None):
+        def end(*arguments):
+            if before:
+                before(*arguments)
+            os.link(mark, kept)
+            raise MemoryError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(f"coterie.client.{at}", end)
+            with pytest.raises(ClientError, match="see its own log"):
+                ask(number)
+        kept.rename(mark)
+        return mark
+
+    return call
+
+
+def test_a_charge_pays_for_one_more_attempt_at_a_request(ask, kill, tmp_path):
+    kill(1)
+    assert charged(tmp_path) == [1]
+    first = ask(1)
+    assert np.array_equal(ask(1), first)
+    assert charged(tmp_path) == [1]
+    kill(2)
+    kill(2)
+    with pytest.raises(ClientError, match="it exceeds the client's budget"):
+        ask(2)
+    assert charged(tmp_path) == [1, 2]
+
+
+def test_an_attempt_that_was_killed_before_its_charge_pays_for_nothing(ask, kill, tmp_path):
+    kill(1, at="record_level.charge")
+    assert not (tmp_path / "client-0.ledger.jsonl").exists()
+    ask(1)
+    assert charged(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("change", [{"boot": "x"}, {"began": 0}, {"request": "1-0"}, {"again": True}, None])
+def test_only_the_mark_of_this_very_attempt_counts(ask, kill, tmp_path, change):
+    """Of another start of the machine, restored, of another request, of a second attempt, or damaged."""
+    mark = kill(1)
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | change) if change else "{")
+    ask(1)
+    assert charged(tmp_path) == [1, 1]
+
+
+def test_no_reply_that_has_left_is_given_anew(ask, kill, tmp_path):
+    """A client that is killed after its reply was kept leaves the mark."""
+    kept = ReplyCache(tmp_path, 0).put
+    kill(1, at="reply_cache.ReplyCache.put", before=kept.__func__)
+    ask(1)
+    (reply,) = (tmp_path / "client-0.answers").glob("*-*")
+    reply.unlink()
+    ask(1)
+    assert charged(tmp_path) == [1, 1]
+
+
+def test_a_request_after_a_killed_attempt_at_another_is_charged(ask, kill, tmp_path):
+    kill(1)
+    ask(2)
+    assert charged(tmp_path) == [1, 2]
+    with pytest.raises(ClientError, match="it exceeds the client's budget"):
+        ask(1)
 
 
 def test_a_damaged_answer_is_not_given_anew_unless_somebody_at_the_client_says_so(ask, tmp_path):

@@ -12,10 +12,10 @@ import pytest
 import tomli_w
 from kit.servers import free_port, open_port, running, until
 
+from coterie.cli.audit_log import read_audit_log
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import add_submitter, create, state_app
 from coterie.deploy.status import register_nodes
-from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.ledger import read_ledger
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from coterie.cli.audit_log import read_audit_log
 from coterie.client.app import app
 from coterie.client.state import ClientError
 from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy import PLANS, read_ledger
-from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.secure_aggregation import MaskingClient, to_modulus, unmasked_sum
 from coterie.server import RunConfig
 from coterie.wire.masked import (

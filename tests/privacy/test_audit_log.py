@@ -7,7 +7,8 @@ import os
 import pytest
 from kit.commands import document
 
-from coterie.privacy.audit_log import AuditLog, read_audit_log
+from coterie.cli.audit_log import read_audit_log
+from coterie.privacy.audit_log import AuditLog
 from coterie.privacy.ledger import LedgerError
 
 

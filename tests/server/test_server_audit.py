@@ -5,8 +5,8 @@ from flwr.app import Context, RecordDict
 from test_refusals import POOR, Refusing
 from test_resume_deployed import SETTINGS, clients  # noqa: F401
 
+from coterie.cli.audit_log import read_audit_log
 from coterie.fields.settings import ConfigError
-from coterie.privacy.audit_log import read_audit_log
 from coterie.server import app as server_app
 
 
