@@ -66,9 +66,10 @@ def answers(message_type: str, content: RecordDict, clients: Sequence[Client]) -
     """Return the replies of simulated clients to a message of a masked round."""
     replies: list[RecordDict | ClientError] = []
     for client in clients:
-        cohort = Cohort.of(message_type, content, [client]) if MASKED_STEPS[message_type] == 1 else None
+        first = MASKED_STEPS[message_type] == 1
+        request = Cohort.of(message_type, content, [client]) if first else read_round_request(message_type, content)
         try:
-            replies.append(answer(message_type, content, client, cohort))
+            replies.append(answer(message_type, content, client, request))
         except ClientError as refusal:
             replies.append(refusal)
     return replies
@@ -86,20 +87,20 @@ def read_round_request(message_type: str, content: RecordDict) -> RoundRequest:
     return ROUND_REQUESTS[message_type].from_record(config)
 
 
-def answer(message_type: str, content: RecordDict, client: Client, cohort: Cohort | None = None) -> RecordDict:
+def answer(message_type: str, content: RecordDict, client: Client, given: Cohort | RoundRequest) -> RecordDict:
     """Return the reply of one client to a message of a masked round: the earlier one to an equal message.
 
     Args:
         message_type: one of :data:`~coterie.wire.messages.MASKED_STEPS`.
         content: the message.
         client: with its keys.
-        cohort: the client alone, of a message to train or to evaluate.
+        given: the message, read; a cohort, of the client alone, if it is to train or to evaluate.
 
     Raises:
         ClientError: the client refuses it.
-        RequestError: the message is malformed.
     """
-    request = read_round_request(message_type, content) if cohort is None else cohort.request
+    cohort = given if isinstance(given, Cohort) else None
+    request = given.request if isinstance(given, Cohort) else given
     assert isinstance(request, RoundRequest | MaskedRequest)
     folder = content.config_records[CONFIG].get("clients-dir") if client.folder is None else client.folder
     if not isinstance(folder, str) or not folder:
