@@ -41,7 +41,7 @@ CLOSED = "Failed to initialize the connection" if nodes_speak_http() else "Socke
 STRANGERS = {
     "unregistered": (
         "is not registered" if nodes_speak_http() else "Failed to activate SuperNode",
-        *("coterie", "supernode", *CERTIFICATE, KEY, "/out/stranger/nodes/node-0.key", *AUTHORITY),
+        *("python3", "-m", "coterie.deploy.supernode", *CERTIFICATE, KEY, "/out/stranger/nodes/node-0.key", *AUTHORITY),
     ),
     "no-certificate": (CLOSED, "flower-supernode", KEY, "/out/secrets/nodes/node-0.key", *AUTHORITY),
     "no-authority": ("CERTIFICATE_VERIFY_FAILED", "flower-supernode", KEY, "/out/secrets/nodes/node-0.key"),
