@@ -64,5 +64,5 @@ def install():
     ClientApp.__call__ = call
 
 
-if b"superexec" in Path("/proc/self/cmdline").read_bytes():  # the ClientApps are its forks
+if b"fork_server" in Path("/proc/self/cmdline").read_bytes():  # the ClientApps are its forks
     install()
