@@ -361,7 +361,7 @@ def test_only_the_pinned_app_runs(tmp_path):
     for i in (0, 2):
         package, *command = (tmp_path / f"trace-{i}").read_text().split()
         assert package.startswith(f"{tmp_path}/home-{i}/apps/")
-        assert "coterie.deploy.superexec" in command[0]  # forked
+        assert "coterie.deploy.fork_server" in command[0]  # forked
     (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
     assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()
