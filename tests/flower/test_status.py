@@ -91,8 +91,10 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
     superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
     superlink += ["--ssl-keyfile", pki / "server.key"]
     superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
-    supernode = [BIN / "flower-supernode", "--superlink", f"127.0.0.1:{fleet}", "--root-certificates", pki / "ca.crt"]
+    supernode = [sys.executable, "-m", "coterie.deploy.supernode", "--certificate", pki / "nodes" / "node-0.crt"]
+    supernode += ["--certificate-key", pki / "nodes" / "node-0.tls.key", "--root-certificates", pki / "ca.crt"]
     supernode += ["--auth-supernode-private-key", pki / "nodes" / "node-0.key", "--port", free_port()]
+    supernode += ["--superlink", f"127.0.0.1:{fleet}"]
 
     def flwr(*words):
         command = [str(word) for word in (BIN / "flwr", *words)]
