@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ from kit.servers import fleet_connection, free_port, open_port, running, until  
 
 from coterie.client.app import app  # noqa: E402
 from coterie.deploy.certificates import create  # noqa: E402
+from coterie.deploy.supernode import present_certificate  # noqa: E402
+from coterie.flower.transport import nodes_speak_http  # noqa: E402
 from coterie.privacy import Streams  # noqa: E402
 from coterie.server import RunConfig  # noqa: E402
 from coterie.server.run import initial_models  # noqa: E402
@@ -160,8 +163,19 @@ class Nodes:
             push(reply.metadata.run_id, session, key, objects[key])
 
 
-def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path):
+@pytest.fixture
+def presenting(monkeypatch):
+    """Lets all connections of this process to a SuperLink present a certificate, until the end of the test."""
+    parts = [("grpc", "ssl_channel_credentials")]
+    parts += [("flwr.supernode.fleet_http_connection", "FleetHttpClient")] * nodes_speak_http()
+    for module, name in parts:
+        monkeypatch.setattr(import_module(module), name, getattr(import_module(module), name))
+    return present_certificate
+
+
+def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path, presenting):
     pki = create(tmp_path / "pki", CLIENTS, ["superlink"]).folder
+    presenting(pki / "nodes" / "node-0.crt", pki / "nodes" / "node-0.tls.key")  # keys tell nodes apart
     control, fleet, out = free_port(), free_port(), tmp_path / "run"
     (tmp_path / "flwr").mkdir()
     (tmp_path / "flwr" / "config.toml").write_text(
