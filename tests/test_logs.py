@@ -16,6 +16,7 @@ from kit.tables import for_rows
 
 from coterie import logs
 from coterie.deploy.commands.status import _progress
+from coterie.deploy.progress import read_progress
 from coterie.flower import run_log
 from coterie.results import RoundRecord
 
@@ -95,7 +96,7 @@ def test_a_log_file_stays_as_it_is(flower, monkeypatch, tmp_path, capsys):
     ],
 )
 def test_the_progress_of_a_round_is_read_back(as_json, changes, expected):
-    found = run_log.read_progress(logged(run_log.progress_message(RoundRecord.of(LINE | changes), 80), as_json=as_json))
+    found = read_progress(logged(run_log.progress_message(RoundRecord.of(LINE | changes), 80), as_json=as_json))
     assert found == {"round": 3, "rounds": 80, "epsilon": 1.23456, "accuracy": None, "dropped": None} | expected
 
 
@@ -111,12 +112,12 @@ def test_a_log_holds_much_else(as_json):
         lines.append(logged(text, as_json=as_json, **known))
         lines.append(logged(run_log.progress_message(RoundRecord.of(line), 80), as_json=as_json))
     expected = {"round": 2, "rounds": 80, "epsilon": 1.23456, "accuracy": 0.25, "dropped": 3}
-    assert run_log.read_progress("\n".join(lines)) == expected
+    assert read_progress("\n".join(lines)) == expected
     lines.append(logged("5 replies were dropped", "WARNING", as_json))
-    assert run_log.read_progress("\n".join(lines)) == expected | {"dropped": 5}
-    assert run_log.read_progress("") is run_log.read_progress(lines[0]) is None
+    assert read_progress("\n".join(lines)) == expected | {"dropped": 5}
+    assert read_progress("") is read_progress(lines[0]) is None
     started = logged(run_log.progress_message(RoundRecord.of(LINE), 80, "alice"), as_json=as_json)
-    found = run_log.read_progress("\n".join([*lines, started]))
+    found = read_progress("\n".join([*lines, started]))
     assert found is not None
     assert found["submitter"] == "alice"
     assert _progress(found | {"submitter": "\x1b[2J"}).startswith("started by \\x1b[2J, round ")
@@ -141,7 +142,7 @@ def test_a_client_cannot_forge_progress(text, as_json):
     reason = logs.printable(f"the client failed: {text}")
     known = {"reason": reason, "round": 3, "client": 4}
     forged = logged(f"reply of client 4 dropped: {reason}", "WARNING", as_json, **known)
-    assert run_log.read_progress(f"{honest}\n{forged}") == run_log.read_progress(honest)
+    assert read_progress(f"{honest}\n{forged}") == read_progress(honest)
 
 
 @for_rows(

@@ -242,16 +242,28 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return [np.random.default_rng(key) for key in keys]
 
     @property
-    def errors(self) -> dict[int, ClientError]:
-        """Errors of simulated clients whose own data have no training records, by client id.
+    def refusals(self) -> dict[int, ClientError]:
+        """Errors of clients whose guarantee excludes the request, by client id."""
+        message_type, priced = self.request.message_type, bool(self.plans)
+        return {
+            client.client_id: error
+            for client in self.clients
+            if (error := client.refusal(message_type, priced=priced)) is not None
+        }
 
-        A deployed client, and every client at record level, replies as if it had some: the server must not learn that.
+    @property
+    def errors(self) -> dict[int, ClientError]:
+        """Errors of clients that cannot reply, by client id.
+
+        Their guarantee excludes the request; or they are simulated, and their own data have no training records. A
+        deployed client, and every client at record level, replies as if it had some: the server must not learn that.
         """
+        errors = self.refusals
         simulated = [client for client in self.clients if client.folder is None]
         if self.plans or not simulated or not isinstance(self.federation, OwnFederation):
-            return {}
+            return errors
         empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
-        return {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
+        return errors | {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
 
     def replies(
         self, handler: Callable[[Cohort], Sequence[_Reply]], errors: Mapping[int, ClientError] | None = None

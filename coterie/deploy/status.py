@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.deploy.edge import explain_verification_error, proxy_hint
-from coterie.flower.run_log import read_progress
+from coterie.deploy.progress import read_progress
 from coterie.site.errors import DeployError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Run:
 class Status:
     """The state of a SuperLink: nodes, runs (the latest first), and the progress of the first of them.
 
-    ``progress`` is what :func:`coterie.flower.run_log.read_progress` finds in the log of ``runs[0]``.
+    ``progress`` is what :func:`coterie.deploy.progress.read_progress` finds in the log of ``runs[0]``.
     """
 
     connection: str

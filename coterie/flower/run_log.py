@@ -1,4 +1,4 @@
-"""The progress of a run in its log: what the ServerApp writes, and ``coterie status`` reads.
+"""The progress of a run in its log, which :mod:`coterie.deploy.progress` reads.
 
 After each round the ServerApp logs a message for people and one in JSON, ``progress {...}``. ``coterie status`` reads
 the latter from the log that a SuperLink keeps of a run. A client cannot forge one: text of clients never begins a
@@ -8,19 +8,12 @@ message, and :func:`coterie.logs.printable` escapes its line breaks.
 from __future__ import annotations
 
 import json
-import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from coterie.fields import finite
 
 if TYPE_CHECKING:
     from coterie.results import RoundRecord
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_TEXT = re.compile(r"(?P<level>[A-Z]+) [-0-9:, ]*: +(?P<message>.*)")
-_PROGRESS = re.compile(r"progress (?P<json>\{.*\})")
-_TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies were dropped")
 
 
 def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
@@ -42,7 +35,7 @@ def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
 
 
 def progress_message(record: RoundRecord, rounds: int, submitter: str | None = None) -> str:
-    """The message that :func:`read_progress` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
+    """The message that ``coterie status`` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
 
     Args:
         record: as for :func:`round_line`.
@@ -52,38 +45,3 @@ def progress_message(record: RoundRecord, rounds: int, submitter: str | None = N
     values = {"round": record.round, "rounds": rounds, "epsilon": finite(record.epsilon)}
     more = {"accuracy": finite(record.mean_accuracy), "dropped": record.dropped, "submitter": submitter}
     return f"progress {json.dumps(values | {name: value for name, value in more.items() if value is not None})}"
-
-
-def read_progress(log: str) -> dict[str, Any] | None:
-    """How far a run has come, by the progress messages of its log; None before the end of its first round.
-
-    Returns:
-        ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet),
-        ``dropped`` replies so far (None where that is secret until the end), and ``submitter`` if it is known.
-    """
-    progress: dict[str, Any] | None = None
-    for text in log.split("\n"):
-        level, message = _read(_COLOURS.sub("", text).strip())
-        if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
-            line = json.loads(match["json"])
-            progress = progress or {"accuracy": None, "dropped": None}
-            if "dropped" in line:
-                line["dropped"] += progress["dropped"] or 0
-            progress |= line
-            if progress["epsilon"] is None:
-                progress["epsilon"] = math.inf
-        elif progress and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
-            progress["dropped"] = int(match["dropped"])
-    return progress
-
-
-def _read(text: str) -> tuple[str, str]:
-    """Level and message of one line of a log, in either form; empty if it is neither."""
-    if text.startswith("{"):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            return "", ""
-        return str(line.get("level")), str(line.get("message"))
-    match = _TEXT.fullmatch(text)
-    return (match["level"], match["message"]) if match else ("", "")

@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from kit.commands import TINY
 
+from coterie.deploy.progress import read_progress
 from coterie.engine.in_process import LocalGrid
-from coterie.flower.run_log import read_progress
 from coterie.results import Diagnostics, RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder

@@ -316,7 +316,7 @@ def _watch_run(trial: Trial, say: Any) -> None:
     Raises:
         DeployError: it failed, or the SuperLink or a client did.
     """
-    from coterie.flower.run_log import read_progress
+    from coterie.deploy.progress import read_progress
 
     shown = 0
     while True:
