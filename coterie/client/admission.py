@@ -64,20 +64,21 @@ def admit(message_type: str, content: RecordDict, client: Client, node: NodeConf
         ClientError: a field is out of bounds; the guarantee or the policy of the client's owner excludes the request;
             or it is for other data than the declared ones, or names code that is not allowed.
     """
+    who = f"client {client.client_id} rejects the request"
     if message_type in MASKED_STEPS:
         _check_guarantee(client, message_type, priced=False)
     try:
         if MASKED_STEPS.get(message_type, 1) != 1:
             request = read_round_request(message_type, content)
             if isinstance(request, OpenRequest):
-                _check_opening(client, request, content[CONFIG].get("strategy"))
+                _check_opening_policy(client, request, content[CONFIG].get("strategy"))
             return request
         # LOSSES: a diverged model of another client gets the largest loss
         cohort = Cohort.of(message_type, content, [client], finite=message_type != LOSSES)
     except RequestError as error:
-        raise ClientError(f"client {client.client_id} rejects the request: {error}") from None
-    who, config = f"client {client.client_id} rejects the request", cohort.config
-    _check_policy_of(client, cohort)
+        raise ClientError(f"{who}: {error}") from None
+    config = cohort.config
+    _check_cohort_policy(client, cohort)
     _check_guarantee(client, message_type, priced=bool(cohort.plans))
     _check_code(who, config, node)
     _check_pretrained(who, client.pretrained, config.pretrained_sha256)
@@ -116,7 +117,7 @@ def _check_policy(
         raise ClientError(f"{who}: the policy of its owner does not allow it: {refused}", "policy")
 
 
-def _check_policy_of(client: Client, cohort: Cohort) -> None:
+def _check_cohort_policy(client: Client, cohort: Cohort) -> None:
     request, releases, more = cohort.request, [_RELEASES[cohort.request.message_type]], ""
     if isinstance(request, EvaluateRequest) and cohort.plans:
         releases = ["histograms"]
@@ -129,7 +130,7 @@ def _check_policy_of(client: Client, cohort: Cohort) -> None:
     _check_policy(client, releases, plan, if_allowed=more, **asked)
 
 
-def _check_opening(client: Client, request: OpenRequest, strategy: object) -> None:
+def _check_opening_policy(client: Client, request: OpenRequest, strategy: object) -> None:
     release = _RELEASES[MASKED if request.release == TRAINING else MASKED_SCORES]
     asked: dict[str, Any] = {"strategy": strategy if isinstance(strategy, str) else None, "round": request.round}
     _check_policy(client, [release], partial(read_plan, request.plan), **asked)
@@ -140,12 +141,14 @@ def _check_data(who: str, client: Client, config: ClientConfig) -> None:
     declared, data = client.declared, config.data
     if client.data is None:
         if data.dataset == OWN_DATA:
-            told = "the run uses the clients' own data, but no data are configured; set data in the node configuration"
-            raise ClientError(f"{who}: {told}", "no-data")
+            missing = (
+                "the run uses the clients' own data, but no data are configured; set data in the node configuration"
+            )
+            raise ClientError(f"{who}: {missing}", "no-data")
     elif declared is None:
         if data.table_schema:
-            told = "the run reads tables by a schema, but the node configuration declares none; set schema"
-            raise ClientError(f"{who}: {told} (coterie client --schema)")
+            missing = "the run reads tables by a schema, but the node configuration declares none; set schema"
+            raise ClientError(f"{who}: {missing} (coterie client --schema)")
     else:
         try:
             asked = data.facts()

@@ -183,8 +183,7 @@ def _charged_reply(message_type: str, content: RecordDict, client: Client, cohor
             if isinstance(reply, RecordDict):
                 reply.config_records[REPLY][HEAD] = head
                 cache.put(message_type, content, reply)
-        if isinstance(reply, RecordDict):
-            keep_for_owner(cohort, client)
+                keep_for_owner(cohort, client)
         return reply
 
 

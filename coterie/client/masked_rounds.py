@@ -87,20 +87,20 @@ def read_round_request(message_type: str, content: RecordDict) -> RoundRequest:
     return ROUND_REQUESTS[message_type].from_record(config)
 
 
-def answer(message_type: str, content: RecordDict, client: Client, given: Cohort | RoundRequest) -> RecordDict:
+def answer(message_type: str, content: RecordDict, client: Client, parsed: Cohort | RoundRequest) -> RecordDict:
     """Return the reply of one client to a message of a masked round: the earlier one to an equal message.
 
     Args:
         message_type: one of :data:`~coterie.wire.messages.MASKED_STEPS`.
         content: the message.
         client: with its keys.
-        given: the message, read; a cohort, of the client alone, if it is to train or to evaluate.
+        parsed: the message; a cohort of this client alone if it is to train or to evaluate.
 
     Raises:
         ClientError: the client refuses it.
     """
-    cohort = given if isinstance(given, Cohort) else None
-    request = given.request if isinstance(given, Cohort) else given
+    cohort = parsed if isinstance(parsed, Cohort) else None
+    request = parsed.request if isinstance(parsed, Cohort) else parsed
     assert isinstance(request, RoundRequest | MaskedRequest)
     folder = content.config_records[CONFIG].get("clients-dir") if client.folder is None else client.folder
     if not isinstance(folder, str) or not folder:

@@ -30,7 +30,7 @@ from coterie.wire.messages import CONFIG
 
 # Changes with every start of the machine.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Nanoseconds from the begin of an attempt to its mark; the mark of a restored backup is younger.
+# Nanoseconds, at most, from the start of an attempt to the change time of its mark; a restored mark changed later.
 _AT_ONCE = 60 * 10**9
 
 
@@ -93,7 +93,7 @@ class ReplyCache:
         return self._folder / "attempt"
 
     def _killed(self) -> dict[str, Any] | None:
-        """Return the mark of an attempt that is neither a copy nor complete; None: there is none."""
+        """Return the mark of an attempt that was killed; None: there is none, or it was restored."""
         try:
             mark = read_object(self._mark)
             return mark if 0 <= self._mark.stat().st_ctime_ns - mark["began"] < _AT_ONCE else None
