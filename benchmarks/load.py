@@ -6,14 +6,15 @@
 
 Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and one SuperNode for each client, as
 ``coterie client`` does, all as processes of this machine, the SuperNodes at a lower priority; then runs FedAvg on a
-linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
-starts again at once, the others when the round has ended. Node 0 always stays.
+linear model. With ``--churn`` a share of the nodes stops in the middle of each round, by SIGTERM or SIGKILL at random.
+Every second of these starts again at once, the others when the round has ended. Node 0 always stays.
 
 Prints seconds per round, seconds until the SuperLink has the first, median and last reply of a round,
 CPU seconds during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many
 rounds each node took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last
-``--window``. ``memory`` is that of SuperLink, ServerApp, and SuperNode and SuperExec of node 0 after about ten of the
-rounds (resident set, MB), and ``growth`` the slope of a line through all rounds from the tenth on, MB per 10 rounds.
+``--window``. ``sizes`` are those of SuperLink, ServerApp, and SuperNode and SuperExec of node 0 after about ten of the
+rounds (resident set in MB, and open descriptors), and of the database and all logs (MB); ``growth`` is the slope of a
+line through all rounds from the tenth on, per 10 rounds.
 """
 
 import argparse
@@ -235,18 +236,20 @@ class Federation:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def memory(self) -> dict[str, float]:
-        """Memory of SuperLink, ServerApp, and SuperNode and SuperExec of node 0, MB."""
+    def sizes(self) -> dict[str, float]:
+        """Memory (MB) and descriptors of SuperLink, ServerApp, SuperNode and SuperExec of node 0, and files (MB)."""
         link, node = self._processes["superlink"].pid, self._processes["node-0"].pid
         pids = {"superlink": link, "supernode": node}
         for root, name in ((link, "flwr-serverapp"), (node, "flower-superexec")):
             for pid, _ in sorted(descendants(root), reverse=True):  # the SuperExec comes last
                 with contextlib.suppress(OSError):
                     pids |= {name: pid} if program(pid) == name else {}
-        found = {}
+        databases, logs = self.folder.glob("superlink.db*"), self.folder.glob("*.log")
+        found = {"database": sum(map(_megabytes, databases)), "logs": sum(map(_megabytes, logs))}
         for name, pid in pids.items():
             with contextlib.suppress(OSError):  # the ServerApp has ended
                 found[name] = resident(pid)
+                found[f"descriptors of {name}"] = len(os.listdir(f"/proc/{pid}/fd"))
         return found
 
     def dead(self) -> list[str]:
@@ -265,6 +268,10 @@ class Federation:
                 rounds[number] = float(line.split()[0])
                 kind = ""
         return rounds
+
+
+def _megabytes(file: Path) -> float:
+    return file.stat().st_size / 2**20
 
 
 def _variables(home: Path) -> dict[str, str]:
@@ -339,13 +346,13 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:  # n
             time.sleep(1.0)
             there = _metrics(out)
             if len(there) > len(lines):
-                sizes[len(there)] = federation.memory()
+                sizes[len(there)] = federation.sizes()
                 for i in away:
                     federation.come(i)
                 if chosen.churn and len(there) < chosen.rounds:
                     away = [int(i) for i in 1 + rng.choice(chosen.nodes - 1, round(chosen.away * chosen.nodes), False)]
                     for i in away:
-                        federation.go(i)
+                        federation.go(i, signal.SIGKILL if rng.random() < 0.5 else signal.SIGTERM)
                         left[i] += 1
                     for i in away[::2]:
                         federation.come(i)
@@ -387,7 +394,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:  # n
             "PSS peak, MB": memory.peak.total(),
             "by program": dict(memory.peak),
             "RSS peak of the server, MB": memory.resident,
-            "memory": {number: _rounded(sizes[number]) for number in sorted(sizes)[:: max(1, len(sizes) // 10)]},
+            "sizes": {number: _rounded(sizes[number]) for number in sorted(sizes)[:: max(1, len(sizes) // 10)]},
             "growth": _rounded(growth(sizes)),
             "rounds of each node": [len(took[i]) for i in took],
             "longest absence": [_gap(took[i], len(lines)) for i in took],
