@@ -139,7 +139,7 @@ def test_the_load_of_a_federation_is_measured(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr
     measured = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert {"superlink", "supernode", "flower-superexec"} <= json.loads(measured['"memory"'])["1"].keys()
+    assert {"superlink", "supernode", "flower-superexec"} <= json.loads(measured['"sizes"'])["1"].keys()
     assert json.loads(measured['"growth"']) == {}
 
 
