@@ -220,6 +220,11 @@ class Federation:
         edge.state_dir.mkdir(exist_ok=True)
         self._start(f"node-{i}", ["nice", "-n", str(self._nice), *command(edge)], _variables(edge.state_dir / "flwr"))
 
+    def ready(self) -> bool:
+        """Whether every SuperNode waits for messages."""
+        logs = [log.read_text(errors="replace") for log in self.folder.glob("node-*.log")]
+        return sum("Flower SuperExec" in log for log in logs) == self.nodes
+
     def go(self, i: int, how: signal.Signals = signal.SIGTERM) -> None:
         """End SuperNode i with all that it started."""
         process = self._processes.pop(f"node-{i}")
@@ -313,6 +318,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:  # n
         federation.register()
         for i in range(chosen.nodes):
             federation.come(i)
+        _until(federation.ready, 600)
         memory.start()
         values = {
             "strategy": "fedavg",
