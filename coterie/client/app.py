@@ -1,4 +1,4 @@
-"""The Flower ClientApp: validates a message, and calls its handler in :mod:`coterie.client.handlers`."""
+"""The Flower ClientApp: who is asked, by the node configuration, and the reply of :mod:`coterie.client.answer`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,28 +25,13 @@ from coterie.site.errors import DeployError
 from coterie.site.node import APP_HASH, MIN_COHORT, NodeConfig
 from coterie.site.policy import Policy
 from coterie.wire.guarantees import ANSWERS
-from coterie.wire.masked import RoundRequest
-from coterie.wire.messages import (
-    CHARGED_REQUESTS,
-    CONFIG,
-    EVALUATE,
-    HEAD,
-    IDENTITY,
-    MASKED_STEPS,
-    OPEN,
-    REPLY,
-    RUN_REQUEST,
-)
-
-if TYPE_CHECKING:
-    from coterie.client.cohort import Cohort
-    from coterie.client.handlers import ReplyOrError
+from coterie.wire.messages import CONFIG, IDENTITY, MASKED_STEPS, OPEN, RUN_REQUEST
 
 
 def _handle(message: Message, context: Context) -> Message:
     if "client-id" in context.node_config:
         return Message(_deployed_reply(message, context), reply_to=message)
-    from coterie.client.handlers import handle  # imports PyTorch
+    from coterie.client.answer import handle  # imports PyTorch
 
     client = Client(int(context.node_config["partition-id"]))
     _name_in_logs(client, message, context)
@@ -81,9 +65,10 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
             client = replace(client, keys=keys_or_none(node))
         if message_type == IDENTITY:
             return identity_reply(client)
-        reply = audited(client, message_type, config, partial(_reply_to, message_type, content, client, node))
+        from coterie.client.answer import answer  # imports PyTorch
         from coterie.flower.sizes import fix_size
 
+        reply = audited(client, message_type, config, partial(answer, message_type, content, client, node))
         fix_size(reply)
         return reply
     except ClientError:
@@ -134,57 +119,6 @@ def client_of(node: NodeConfig) -> Client:
         min_cohort=MIN_COHORT if node.min_cohort is None else node.min_cohort,
         min_corrupt=node.min_corrupt or 0,
     )
-
-
-def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
-    """Return the reply to a request. The order of the steps is the argument for the privacy of what leaves.
-
-    1. The request is parsed and admitted, which reads no data.
-    2. A request that was answered before gets the same reply, at no cost.
-    3. The handler prepares what can fail, charges on disk, and only then reads data.
-    4. The reply is on disk before it leaves. What the owner keeps changes nothing of it.
-    """
-    from coterie.client.admission import admit  # imports PyTorch
-    from coterie.client.handlers import HANDLERS
-    from coterie.client.masked_rounds import answer
-    from coterie.client.own_model import keep_for_owner
-
-    request = admit(message_type, content, client, node)
-    if isinstance(request, RoundRequest):
-        return answer(message_type, content, client, request)
-    if message_type in MASKED_STEPS:
-        reply: ReplyOrError = answer(message_type, content, client, request)
-    elif client.folder and message_type in (*CHARGED_REQUESTS, EVALUATE) and request.plans:
-        return _charged_reply(message_type, content, client, request)
-    else:
-        reply = request.replies(HANDLERS[message_type])[0]
-    if isinstance(reply, RecordDict):
-        keep_for_owner(request, client)
-    return reply
-
-
-def _charged_reply(message_type: str, content: RecordDict, client: Client, cohort: Cohort) -> ReplyOrError:
-    """Return the cached reply if the request was charged before, otherwise a new one."""
-    from coterie.client.budget import require_head
-    from coterie.client.handlers import HANDLERS
-    from coterie.client.own_model import keep_for_owner
-    from coterie.client.reply_cache import ReplyCache
-
-    folder, handler = Path(client.folder or ""), HANDLERS[message_type]
-    require_head(client, folder, content.config_records[CONFIG].get(HEAD))
-    cache = ReplyCache(folder, client.client_id)
-    with cache.lock():
-        if (cached := cache.get(message_type, content)) is not None:
-            log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
-            return cached
-        with cache.attempt(message_type, content) as (head, again):
-            client = replace(client, head=head, again=again)
-            reply = replace(cohort, clients=[client]).replies(handler)[0]
-            if isinstance(reply, RecordDict):
-                reply.config_records[REPLY][HEAD] = head
-                cache.put(message_type, content, reply)
-                keep_for_owner(cohort, client)
-        return reply
 
 
 app = ClientApp()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,7 +30,7 @@ from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import RecordPlan
 from coterie.tasks import Task, TaskError
 from coterie.wire import ClientConfig, EvaluateRequest, Request, RequestError, TrainRequest, read_request
-from coterie.wire.messages import CONFIG, Layout
+from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, EVALUATE, Layout
 from coterie.wire.requests import parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
@@ -38,6 +38,8 @@ LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 _FULL_BATCH = 2**31
 
 Labels = npt.NDArray[np.int64]
+#: Round, client id, and number of the charge.
+StreamKey: TypeAlias = tuple[int, int, int]
 _Reply = TypeVar("_Reply")
 
 
@@ -129,6 +131,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         layout: of these parameters.
         clients: the n clients that received the message.
         hyper_parameters: of local training, whatever the task.
+        keys: keys of the random streams of clients that were charged for the reply, by client id.
     """
 
     config: ClientConfig
@@ -138,6 +141,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     layout: Layout
     clients: Sequence[Client]
     hyper_parameters: LocalTrainingConfig
+    keys: dict[int, StreamKey] = field(default_factory=dict)
 
     @classmethod
     def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client], *, finite: bool = False) -> Cohort:
@@ -174,6 +178,11 @@ class Cohort:  # large: what handlers read of a message, each computed once
     def train_request(self) -> TrainRequest:
         """The request, if it is one to train; otherwise one without options."""
         return self.request if isinstance(self.request, TrainRequest) else TrainRequest()
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether clients charge the reply at record level."""
+        return bool(self.plans) and self.request.message_type in (*CHARGED_REQUESTS, EVALUATE)
 
     @cached_property
     def federation(self) -> Federation | OwnFederation:

@@ -24,34 +24,25 @@ from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.device import to_numpy
 from coterie.client.device_sums import clipped_total, stays_on_device
 from coterie.client.dpsgd import check_supported
-from coterie.client.identity import Client, identity_reply
+from coterie.client.identity import Client
 from coterie.client.layers import Vectors
 from coterie.client.personal import OwnModels, personalised
-from coterie.client.record_level import (
-    Keys,
-    charged,
-    check_whole,
-    noisy_histograms,
-    noisy_model_losses,
-    train_privately,
-)
+from coterie.client.record_level import noisy_histograms, noisy_model_losses, train_privately
 from coterie.client.scores import accuracies, losses, outputs
 from coterie.client.state import ClientError
-from coterie.datasets import OwnFederation, TestSet
+from coterie.datasets import TestSet
 from coterie.fields import MAX_SAMPLED_TESTS, TRUSTED_SERVER
 from coterie.privacy import Plan, Summed, clip_rows
 from coterie.privacy.score_histograms import MAX_CLASSES, count_outputs
-from coterie.wire import EvaluateRequest, TrainRequest
+from coterie.wire import EvaluateRequest, GanRequest, RequestError, TrainRequest
 from coterie.wire.messages import (
     CENTROIDS,
     DIAGNOSTICS,
     DIVERGED,
     EVALUATE,
     GAN,
-    IDENTITY,
     LABEL,
     LOSSES,
-    MASKED_STEPS,
     REPLY,
     SCORE_COUNTS,
     TRAIN,
@@ -71,19 +62,20 @@ ReplyOrError: TypeAlias = RecordDict | ClientError
 Score: TypeAlias = tuple[float, float | None, int]
 
 
-def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) -> Sequence[ReplyOrError]:
-    """Return the replies of these clients to a message.
+def prepare(cohort: Cohort) -> None:
+    """Fail where a handler would fail after the charge: the GAN, the models or the network cannot be used.
 
     Raises:
-        RequestError: a field is missing or out of bounds.
+        RequestError: they cannot.
     """
-    if message_type == IDENTITY:
-        return [identity_reply(client) for client in clients]
-    if message_type in MASKED_STEPS:
-        from coterie.client.masked_rounds import answers  # which trains by this module
-
-        return answers(message_type, content, clients)
-    return Cohort.of(message_type, content, clients).replies(HANDLERS[message_type])
+    if isinstance(cohort.request, GanRequest):
+        points.received_gan(cohort)
+        return
+    if missing := cohort.layers.own.names:  # without record-level privacy, these are personal
+        raise RequestError(f"the models lack {', '.join(missing)}, which record-level privacy does not support")
+    if isinstance(cohort.request, TrainRequest):
+        data = cohort.federation
+        check_supported(cohort.network, data.input_shape, cohort.task, data.kind, data.has_units)
 
 
 def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
@@ -92,16 +84,9 @@ def _train(cohort: Cohort) -> Sequence[ReplyOrError]:
     The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rebalancing.py).
     """
     if cohort.plans:
-        check_whole(cohort)  # first: a network that cannot be built or trained fails before the charge
-        data = cohort.federation
-        check_supported(cohort.network, data.input_shape, cohort.task, data.kind, data.has_units)
-
-        def replies(paid: Cohort, keys: Keys) -> list[RecordDict]:
-            chosen, updates, below = train_privately(paid, keys)
-            labels = paid.labels(chosen)
-            return [_reply(paid, *row) for row in zip(paid.clients, labels, labels, updates, below, strict=True)]
-
-        return charged(cohort, replies)
+        chosen, updates, below = train_privately(cohort)
+        labels = cohort.labels(chosen)
+        return [_reply(cohort, *row) for row in zip(cohort.clients, labels, labels, updates, below, strict=True)]
     return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
 
 
@@ -183,13 +168,7 @@ def _reply(
 
 def _losses(cohort: Cohort) -> Sequence[ReplyOrError]:
     """Return the mean loss of every received model on the client's training data (LCFL)."""
-    if cohort.plans:
-        check_whole(cohort)
-        return charged(cohort, lambda paid, keys: _loss_replies(paid, noisy_model_losses(paid, keys)))
-    return _loss_replies(cohort, np.minimum(cohort.losses, _MAX_LOSS).astype(np.float32))
-
-
-def _loss_replies(cohort: Cohort, values: Vectors) -> list[RecordDict]:
+    values = noisy_model_losses(cohort) if cohort.plans else np.minimum(cohort.losses, _MAX_LOSS).astype(np.float32)
     layout = losses_layout(len(cohort.models))
     rows = zip(cohort.clients, values, strict=True)
     return [_reply(cohort, client, 0, 0, row, layout=layout) for client, row in rows]
@@ -289,29 +268,16 @@ def reports(cohort: Cohort) -> list[MetricRecord]:
 
 
 def _histograms(cohort: Cohort) -> list[ReplyOrError]:
-    """Return noisy histograms of scores at record level, charged; nothing else of held-out records is released."""
-    refused = ""
-    if len(cohort.models) != 1 or cohort.federation.num_classes != 2:
-        refused = "a histogram of scores is of one model, for two classes"
-    elif not isinstance(cohort.federation, OwnFederation):
-        refused = "only clients' own data have held-out records of which no other client holds a copy"
-    if refused:
-        return [ClientError(f"client {client.client_id} rejects the request: {refused}") for client in cohort.clients]
-    check_whole(cohort)
-
-    def replies(paid: Cohort, keys: Keys) -> list[RecordDict]:
-        counted = zip(paid.clients, noisy_histograms(paid, keys), strict=True)
-        return [
-            RecordDict(
-                {
-                    REPLY: ConfigRecord({"client-id": client.client_id, "round": paid.request.round}),
-                    DIAGNOSTICS: MetricRecord({SCORE_COUNTS: counts}),
-                }
-            )
-            for client, counts in counted
-        ]
-
-    return charged(cohort, replies)
+    """Return noisy histograms of scores at record level; nothing else of held-out records is released."""
+    return [
+        RecordDict(
+            {
+                REPLY: ConfigRecord({"client-id": client.client_id, "round": cohort.request.round}),
+                DIAGNOSTICS: MetricRecord({SCORE_COUNTS: counts}),
+            }
+        )
+        for client, counts in zip(cohort.clients, noisy_histograms(cohort), strict=True)
+    ]
 
 
 @dataclass

@@ -19,7 +19,6 @@ from coterie.client.cohort import LABELS, Cohort
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.record_level import Keys, charged
 from coterie.client.state import ClientError
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.models.autoencoder import Labeller
@@ -33,14 +32,18 @@ _gan = lru_cache(maxsize=2)(networks.build_gan)
 _labeller = lru_cache(maxsize=2)(Labeller)
 
 
-def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
-    """Train the received GAN, and return samples from it (PPFC-GAN)."""
-    clients, request, training = cohort.clients, cohort.request, cohort.local_training
+def received_gan(cohort: Cohort) -> tuple[nn.ModuleDict, GANTraining]:
+    """Return the GAN of a request, and how it is trained.
+
+    Raises:
+        RequestError: it is unknown.
+    """
+    request, training = cohort.request, cohort.local_training
     assert isinstance(request, GanRequest)
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.federation.input_shape, request.labels)
-    config = GANTraining(
+    return network, GANTraining(
         networks.GANS[request.gan],
         request.labels,
         training.local_epochs,
@@ -51,9 +54,14 @@ def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
         "bfloat16" if cohort.config.training.precision == "bfloat16" else "float32",
         request.feature_range,
     )
+
+
+def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
+    """Train the received GAN, and return samples from it (PPFC-GAN)."""
+    clients, (network, config) = cohort.clients, received_gan(cohort)
     if cohort.plans:
-        return charged(cohort, lambda paid, keys: _privately(paid, keys, network, config))
-    records = [_clamped(cohort, client, request.feature_range) for client in clients]
+        return _privately(cohort, network, config)
+    records = [_clamped(cohort, client, config.feature_range) for client in clients]
     refusals = [config.check(x) for x in records]
     fit = [i for i, refusal in enumerate(refusals) if refusal is None]
     rngs = cohort.rngs()
@@ -71,13 +79,13 @@ def gan(cohort: Cohort) -> Sequence[ReplyOrError]:
     return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
-def _privately(cohort: Cohort, keys: Keys, network: nn.ModuleDict, config: GANTraining) -> list[ReplyOrError]:
+def _privately(cohort: Cohort, network: nn.ModuleDict, config: GANTraining) -> list[ReplyOrError]:
     streams, replies = Streams(cohort.config.seed), []
     for i, client in enumerate(cohort.clients):
         private = DPSGD.of(cohort.plan(client.client_id), cohort.local_training)  # the step size is the GAN's
         x = _clamped(cohort, client, config.feature_range)
         coins, noises, latents = (
-            streams.stream(name, *keys[client.client_id]) for name in ("batches", "gradients", "latents")
+            streams.stream(name, *cohort.keys[client.client_id]) for name in ("batches", "gradients", "latents")
         )
         samples = train_gan_privately(
             network, cohort.layout, cohort.models[0], x, coins, noises, latents, config, private

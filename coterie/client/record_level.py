@@ -5,9 +5,6 @@ The result of a client does not depend on other clients, and the server may proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
-
 import numpy as np
 from torch import nn
 
@@ -21,55 +18,35 @@ from coterie.client.layers import Vectors
 from coterie.client.records_apart import apart
 from coterie.client.scores import example_losses, outputs
 from coterie.client.state import ClientError
-from coterie.datasets import Shard
+from coterie.datasets import OwnFederation, Shard
 from coterie.fields import UNIT_SHARES
 from coterie.privacy import PerUnit, PrivacyError, Streams, noisy_argmin, noisy_losses
 from coterie.privacy.score_histograms import CELLS, UnitCounts, count_scores
-from coterie.wire import RequestError
 from coterie.wire.messages import EVALUATE, LOSSES, TRAIN, Layout
 
-#: Keys of clients' random streams: round, client id and number of the charge, by client id.
-Keys: TypeAlias = dict[int, tuple[int, int, int]]
-_Reply = TypeVar("_Reply")
 
-
-def charged(cohort: Cohort, handler: Callable[[Cohort, Keys], Sequence[_Reply]]) -> list[_Reply | ClientError]:
-    """Charge every client for its reply, before data are read.
-
-    Args:
-        cohort: the clients.
-        handler: returns the replies of those whose budget allows them, given the keys of their random streams.
+def charge_clients(cohort: Cohort) -> dict[int, ClientError]:
+    """Charge every client for its reply, before data are read, and keep the keys of their random streams.
 
     Returns:
-        the replies; errors of the others.
+        errors of the clients whose plan or budget does not allow the reply, by client id.
     """
-    keys: Keys = {}
     errors: dict[int, ClientError] = {}
     request = cohort.request
     for client, folder in zip(cohort.clients, cohort.folders, strict=True):
-        plan = cohort.plan(client.client_id)
+        plan, number = cohort.plan(client.client_id), client.client_id
         try:
             _check_covered(cohort, client)
-            number = charge(client, folder, plan, request.round, request, cohort.config.strategy)
-            keys[client.client_id] = request.round, client.client_id, number
+            charged = charge(client, folder, plan, request.round, request, cohort.config.strategy)
+            cohort.keys[number] = request.round, number, charged
         except ClientError as refusal:
-            errors[client.client_id] = refusal
-        except PrivacyError as unplanned:
-            errors[client.client_id] = ClientError(f"client {client.client_id} rejects the request: {unplanned}")
-    return cohort.replies(lambda paid: handler(paid, keys), errors)
+            errors[number] = refusal
+        except PrivacyError as unpaid:
+            errors[number] = ClientError(f"client {number} rejects the request: {unpaid}")
+    return errors
 
 
-def check_whole(cohort: Cohort) -> None:
-    """Check that a message has all parameters of the network; without record-level privacy others are personal.
-
-    Raises:
-        RequestError: it has not.
-    """
-    if missing := cohort.layers.own.names:
-        raise RequestError(f"the models lack {', '.join(missing)}, which record-level privacy does not support")
-
-
-def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[float | None]]:
+def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]]:
     """Train every client for one round.
 
     Returns:
@@ -77,15 +54,15 @@ def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[f
         plan releases them.
     """
     request, streams = cohort.train_request, Streams(cohort.config.seed)
-    mine = [keys[client.client_id] for client in cohort.clients]
-    chosen = np.zeros(len(mine), np.int64)
+    keys = [cohort.keys[client.client_id] for client in cohort.clients]
+    chosen = np.zeros(len(keys), np.int64)
     if request.choice:
-        chosen = np.array([_choose(cohort, i, streams.stream("choice", *key)) for i, key in enumerate(mine)])
-    coins, noises = ([streams.stream(name, *key) for key in mine] for name in ("batches", "gradients"))
+        chosen = np.array([_choose(cohort, i, streams.stream("choice", *key)) for i, key in enumerate(keys)])
+    coins, noises = ([streams.stream(name, *key) for key in keys] for name in ("batches", "gradients"))
     settings = [
         DPSGD.of(cohort.plan(client.client_id), cohort.local_training, request.first_batch) for client in cohort.clients
     ]
-    shares = np.zeros(len(mine))
+    shares = np.zeros(len(keys))
     updates = by_dpsgd(
         cohort.network,
         cohort.layers.whole,
@@ -109,24 +86,25 @@ def train_privately(cohort: Cohort, keys: Keys) -> tuple[Labels, Vectors, list[f
     return chosen, updates, [share if known else None for share, known in zip(shares.tolist(), released, strict=True)]
 
 
-def noisy_model_losses(cohort: Cohort, keys: Keys) -> Vectors:
+def noisy_model_losses(cohort: Cohort) -> Vectors:
     """Return (n, m) noisy losses of all models on each client's records."""
     bound, released = cohort.config.loss_bound, np.zeros((len(cohort.clients), len(cohort.models)), np.float32)
     assert bound is not None  # see _check_covered
     for i, client in enumerate(cohort.clients):
-        plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *keys[client.client_id])
+        plan = cohort.plan(client.client_id)
+        rng = Streams(cohort.config.seed).stream("losses", *cohort.keys[client.client_id])
         released[i] = noisy_losses(_losses(cohort, i), bound, plan.loss_deviation, plan.num_examples, rng)
     return released
 
 
-def noisy_histograms(cohort: Cohort, keys: Keys) -> list[list[float]]:
+def noisy_histograms(cohort: Cohort) -> list[list[float]]:
     """Return each client's noisy counts of the scores of its held-out records, for the one received model."""
     histograms = []
     for client in cohort.clients:
         shard, device = cohort.shard(client), cohort.local_training.device
         units = cohort.federation.has_units
         counts = held_out_counts(cohort.network, cohort.layers.whole, cohort.models, shard, units=units, device=device)
-        rng = Streams(cohort.config.seed).stream("histogram", *keys[client.client_id])
+        rng = Streams(cohort.config.seed).stream("histogram", *cohort.keys[client.client_id])
         histograms.append(counts.noisy(cohort.plan(client.client_id).held_out_epsilon, rng).tolist())
     return histograms
 
@@ -150,28 +128,24 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
     """Check that the client's plan covers what the request releases.
 
     Raises:
-        ClientError: the request has a choice or losses that the plan does not cover, or the run of a client with a
-            budget has a seed.
+        PrivacyError: the request has a choice, losses or a histogram that the plan does not cover, or the run of a
+            client with a budget has a seed.
     """
-    plan, choice = cohort.plan(client.client_id), cohort.train_request.choice
-    if cohort.request.message_type not in (TRAIN, LOSSES, EVALUATE) and cohort.federation.has_units:
-        raise ClientError(
-            f"client {client.client_id} rejects the request: a method that clusters records protects single records, "
-            "not the units that the schema declares"
+    kind, plan, choice = cohort.request.message_type, cohort.plan(client.client_id), cohort.train_request.choice
+    if kind not in (TRAIN, LOSSES, EVALUATE) and cohort.federation.has_units:
+        raise PrivacyError(
+            "a method that clusters records protects single records, not the units that the schema declares"
         )
-    if (cohort.request.message_type == LOSSES or choice) and cohort.config.loss_bound is None:
-        raise ClientError(
-            f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
-        )
+    if kind == EVALUATE and (len(cohort.models) != 1 or cohort.federation.num_classes != 2):
+        raise PrivacyError("a histogram of scores is of one model, for two classes")
+    if kind == EVALUATE and not isinstance(cohort.federation, OwnFederation):
+        raise PrivacyError("only clients' own data have held-out records of which no other client holds a copy")
+    if (kind == LOSSES or choice) and cohort.config.loss_bound is None:
+        raise PrivacyError("loss-bound is required for losses of records")
     if choice and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
-        raise ClientError(
-            f"client {client.client_id} rejects the request: its plan does not cover the choice of a cluster by loss; "
-            "use selection = gumbel"
-        )
+        raise PrivacyError("its plan does not cover the choice of a cluster by loss; use selection = gumbel")
     if cohort.config.seed is not None and client.budget:
-        raise ClientError(
-            f"client {client.client_id} rejects the request: a seed reveals the noise; run without a seed (seed = none)"
-        )
+        raise PrivacyError("a seed reveals the noise; run without a seed (seed = none)")
 
 
 def _choose(cohort: Cohort, i: int, rng: np.random.Generator) -> int:

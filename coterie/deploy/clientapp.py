@@ -43,8 +43,8 @@ LIBRARIES = (
 )
 # The exception by which Coterie's ClientApp rejects a request, in the copy of Coterie that the app holds.
 _REFUSAL = ("coterie.client.state", "ClientError")
-# Modules that Coterie's ClientApp imports when a message needs them.
-_LAZY = ("coterie.client.handlers", "coterie.client.reply_cache", "coterie.client.dpsgd")
+# The module that Coterie's ClientApp imports when a message comes.
+_LAZY = "coterie.client.answer"
 
 
 def preload() -> None:
@@ -87,9 +87,8 @@ def load(app: App) -> Loaded | None:
     config = get_project_config(app.folder)
     with collect_generators() as generators:
         load_app(config["tool"]["flwr"]["app"]["components"]["clientapp"], LoadClientAppError, app.folder)
-        for name in _LAZY:
-            with contextlib.suppress(ImportError):
-                import_module(name)
+        with contextlib.suppress(ImportError):
+            import_module(_LAZY)
     return Loaded(app, generators) if _single_threaded() else None
 
 

@@ -25,8 +25,9 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 
+from coterie.client.answer import handle
 from coterie.client.cohort import torch_device
-from coterie.client.handlers import ReplyOrError, handle, train_and_sum
+from coterie.client.handlers import ReplyOrError, train_and_sum
 from coterie.client.identity import Client
 from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError, KeptStates, write_states

@@ -50,7 +50,7 @@ def workers_for(trainings: float, device: str, cores: int) -> int:
     return 0 if trainings < _FEW or device == "cuda" or cores < 2 else cores
 
 
-def start_server(preload: str = "coterie.client.handlers") -> ForkServerContext:
+def start_server(preload: str = "coterie.client.answer") -> ForkServerContext:
     """Start the process from which workers are forked, unless it runs; it imports `preload` once for all of them.
 
     Both ignore Ctrl-C: this process stops them.

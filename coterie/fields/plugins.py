@@ -14,7 +14,7 @@ setting        group of entry points       object
 =============  ==========================  =================
 
 docs/extending.md has the contract of each. Names of Coterie's own take precedence over entry points. Importing an
-object runs code: a deployed client imports only what its node configuration lists (client/app.py).
+object runs code: a deployed client imports only what its node configuration lists (client/admission.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from flwr.app import RecordDict
 from kit.deployed import request_of
 from kit.own_files import read_shard
 
-from coterie.client.handlers import handle, train_and_sum
+from coterie.client.answer import handle
+from coterie.client.handlers import train_and_sum
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import own_federation, own_shard

@@ -5,8 +5,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client import handlers
+from coterie.client.answer import handle
 from coterie.client.cohort import Cohort, federation
-from coterie.client.handlers import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError, StateFile
 from coterie.models import initialise

@@ -16,7 +16,7 @@ from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidd
 from kit.tables import for_rows
 
 from coterie.client import masked_rounds
-from coterie.client.handlers import handle
+from coterie.client.answer import handle
 from coterie.client.identity import Client
 from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError

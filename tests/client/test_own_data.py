@@ -14,8 +14,9 @@ from kit.deployed import reply_of, request_of
 from safetensors.torch import save_file
 
 from coterie.client import cohort, handlers
+from coterie.client.answer import handle
 from coterie.client.cohort import Cohort
-from coterie.client.handlers import HANDLERS, handle
+from coterie.client.handlers import HANDLERS
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, own_shard

@@ -7,7 +7,7 @@ import pytest
 from kit.deployed import reply_of, request_of
 from kit.site_tables import AGE, OUTCOME, SEX
 
-from coterie.client.handlers import handle
+from coterie.client.answer import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.datasets import own_shard

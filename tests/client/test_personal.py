@@ -10,7 +10,7 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client import personal
-from coterie.client.handlers import handle
+from coterie.client.answer import handle
 from coterie.client.identity import Client
 from coterie.client.layers import Additive
 from coterie.client.personal import Head, features_of, fit_head, personalised, prior_shift

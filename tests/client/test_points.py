@@ -10,8 +10,8 @@ from kit import toys
 
 from coterie.client import gan_training as gans
 from coterie.client import points, record_level
+from coterie.client.answer import handle
 from coterie.client.cohort import federation
-from coterie.client.handlers import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError, StateFile
 from coterie.clustering import fuzzy_c_means, k_means

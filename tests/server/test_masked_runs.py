@@ -10,7 +10,7 @@ from flwr.common.serde import recorddict_to_proto
 from kit.tables import for_rows
 from kit.tiers import mark_slow
 
-from coterie.client.handlers import handle
+from coterie.client.answer import handle
 from coterie.client.state import ClientError
 from coterie.engine import in_process
 from coterie.fields.settings import ConfigError

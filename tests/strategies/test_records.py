@@ -13,10 +13,10 @@ from kit.toy_grids import Kept, lying
 from kit.toys import UP, strategy_of
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 
+from coterie.client.answer import handle
 from coterie.client.app import _handle
 from coterie.client.budget import spend
 from coterie.client.cohort import Cohort
-from coterie.client.handlers import handle
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.engine.in_process import LocalGrid
