@@ -28,7 +28,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from coterie.client.budget import events_of_run, number_of_charge, spend, who_asked
 from coterie.client.cohort import Cohort
-from coterie.client.handlers import reports, train_without_dp
+from coterie.client.evaluation import reports
+from coterie.client.handlers import train_without_dp
 from coterie.client.identity import Client
 from coterie.client.masking_keys import MaskingKeys, check_keys
 from coterie.client.round_state import Answer, RoundId, RoundState
