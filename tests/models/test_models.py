@@ -72,10 +72,6 @@ def test_sizes(name, count):
     assert name in MODELS
 
 
-def test_cnn_tiny_has_about_11k_parameters():
-    assert 10_500 < num_parameters(build("cnn-tiny", SHAPE, 10)) < 11_500
-
-
 def test_all_models_are_listed_with_their_facts():
     assert IMAGE_MODELS == ["cnn-cells", "cnn-small", "cnn-tiny", "lenet", "linear", "mlp-200", "mlp-32", "resnet18-gn"]
     assert sorted(set(MODELS) - set(IMAGE_MODELS)) == ["lstm-char", "regression"]
@@ -219,26 +215,6 @@ def test_lstm_is_torchs():
         tokens = torch.randint(12, (4, 9))
         states, _ = reference(model.embedding(tokens))
         torch.testing.assert_close(model(tokens), model.output(states[:, -1]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # tokens have no gradient; nothing needs it
-def test_opacus_has_the_per_example_gradients_of_the_lstm():
-    from opacus import GradSampleModule
-
-    torch.manual_seed(0)
-    model = build("lstm-char", (6,), 12)
-    x, y = batch("lstm-char", 3, (6,), 12)
-    wrapped = GradSampleModule(model, loss_reduction="sum")
-    cross_entropy(wrapped(x), y, reduction="sum").backward()
-    samples = {key: value.grad_sample for key, value in model.named_parameters()}
-    for i in range(3):
-        model.zero_grad()
-        alone = torch.autograd.grad(
-            cross_entropy(functional_call(model, dict(model.named_parameters()), (x[i : i + 1],)), y[i : i + 1]),
-            list(model.parameters()),
-        )
-        for (key, sample), gradient in zip(samples.items(), alone, strict=True):
-            torch.testing.assert_close(sample[i], gradient, rtol=1e-3, atol=1e-5, msg=key)
 
 
 def test_regression_is_an_affine_function():
