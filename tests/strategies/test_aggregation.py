@@ -202,11 +202,6 @@ def test_two_of_eight_clients_ruin_the_mean_and_nothing_else(name):
     np.testing.assert_allclose(moved(hostile(2, 5, scale=-1)), [UP / 2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_honest_and_equal_clients_move_a_model_by_their_update(name):
-    np.testing.assert_allclose(moved(Stub(), Aggregator(name), server_lr=0.5), [UP / 2], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ROBUST)
 def test_clusters_without_clients_keep_their_model_and_rounds_have_exact_counts(name):
     plan, recorder = nothing(num_clusters=2, rounds=2), Kept()

@@ -226,12 +226,6 @@ def test_reasons_of_errors_are_escaped_and_bounded_in_number():
     assert all(reason.isprintable() and len(reason) <= 200 for reason in strategy.statistics.dropped)
 
 
-def test_everyone_silent_is_a_round_that_is_charged_noised_and_released():
-    moved, strategy = start(Stub(lambda client, content: []), private(rounds=3), rounds=3)
-    assert len(strategy.ledger.charges) == 3
-    assert np.all(moved != 0)
-
-
 def test_an_empty_cohort_is_a_round_too():
     plan = private(noise=1.0, sampling_rate=1e-9)
     grid = Stub()

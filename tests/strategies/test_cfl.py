@@ -98,29 +98,6 @@ def test_the_bipartition_is_the_best_of_all(n):
         assert similarities[np.ix_(side == 0, side == 1)].max() == closest == by_brute_force(similarities)
 
 
-def by_spanning_tree(similarities):
-    """Cut the least edge of a maximum spanning tree, which Prim's algorithm grows."""
-    inside, edges = [0], []
-    while len(inside) < len(similarities):
-        outside = np.setdiff1d(np.arange(len(similarities)), inside)
-        row, column = np.unravel_index(similarities[np.ix_(inside, outside)].argmax(), (len(inside), len(outside)))
-        edges.append((similarities[inside[row], outside[column]], inside[row], outside[column]))
-        inside.append(outside[column])
-    least, side = min(edges), np.zeros(len(similarities), int)
-    for edge in edges:
-        side[edge[2]] = 1 if edge == least else side[edge[1]]
-    return side, least[0]
-
-
-def test_the_bipartition_cuts_the_least_edge_of_a_maximum_spanning_tree():
-    rng = np.random.default_rng(0)
-    for n in rng.integers(2, 40, 50):
-        similarities = rng.uniform(-1, 1, (n, n))
-        similarities = (similarities + similarities.T) / 2
-        (side, closest), (expected, least) = bipartition(similarities), by_spanning_tree(similarities)
-        assert (side.tolist(), closest) == (expected.tolist(), least)
-
-
 # ---- a run ---------------------------------------------------------------------------------------------------
 
 
@@ -175,26 +152,6 @@ def test_clients_that_are_alike_stay_together_and_the_run_ends_when_nothing_move
     assert len(kept.states) == tree(kept)[0]["ended"] < 15  # of 40 rounds
     # by hand: 5 stands in all coordinates, the first update is 5 long, and a round halves it: 0.01 of it in round 8
     assert tree(kept)[0]["ended"] == 8
-
-
-def test_a_run_that_ended_early_is_evaluated_in_its_last_round_also_when_it_resumes():
-    optima = np.full((3, 4), 5.0)
-    kept = Kept()
-    plan = NoPrivacy(clients=3, num_clusters=1, sampling_rate=1.0, rounds=30)
-    setting = {
-        "streams": Streams(0),
-        "registration_timeout": 0.0,
-        "recorder": kept,
-        "first_split": 0,
-        "evaluate_every": 30,
-    }
-    start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
-    whole = strategy_of(CFL, plan, **setting).start(Pulled(optima), start, 30)
-    assert list(whole.evaluate_metrics_clientapp) == [8]
-    again = strategy_of(CFL, plan, **setting, resume_from=kept.states[-1]).start(Pulled(optima), start, 30)
-    assert list(again.evaluate_metrics_clientapp) == [8]
-    np.testing.assert_array_equal(unpack_models(again.arrays)[0], unpack_models(whole.arrays)[0])
-    assert len(kept.states) == 8
 
 
 def test_where_nobody_is_alike_one_cluster_stays_and_says_so_once(caplog):

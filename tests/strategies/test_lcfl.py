@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from kit.toy_grids import Answering, Kept, changing, reply_to
-from kit.toys import UP, strategy_of
-from test_toy import CONFIG, plan, towards
-from test_toy import LAYOUT as PIXELS
+from kit.toys import strategy_of
 
-from coterie.engine.in_process import LocalGrid
-from coterie.privacy import Joint, NoPrivacy, Streams
+from coterie.privacy import NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import LCFL, Averaging, StrategyError, lcfl
 from coterie.strategies.lcfl import LCFLSettings
@@ -455,40 +452,7 @@ def test_a_resumed_run_goes_on_with_the_same_clusters(until, options, tmp_path):
     np.testing.assert_array_equal(strategy.histogram, straight.histogram)
 
 
-def test_two_groups_of_pixels_by_hand(tmp_path):
-    """One full batch a round: round 1 is a step from 0, round 2 one from there."""
-    setting = plan("none", 2, rounds=2)
-    strategy = LCFL(setting, streams=Streams(0), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
-    config = ConfigRecord({**CONFIG, "groups": "6:2"})
-    zero = pack_models(np.zeros((1, 4), np.float32), PIXELS)
-    result = strategy.start(LocalGrid(8), zero, 2, train_config=config)
-    first = towards(0.5)
-    second = first + towards(1 / (1 + np.exp(-2 * first @ UP)))
-    np.testing.assert_allclose(unpack_models(result.arrays)[0], [second, -second], atol=1e-6)
-    last = result.evaluate_metrics_clientapp[2]
-    assert (last["accuracy"], last["groups_found"], last["clustering_accuracy"]) == (1.0, 2, 1.0)
-    assert last["confusion"] == [6, 0, 0, 2]
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-def test_client_level_privacy_is_refused_with_the_reason():
-    setting = Joint(
-        clients=8,
-        num_clusters=2,
-        sampling_rate=1.0,
-        rounds=2,
-        clip_norm=1.0,
-        epsilon=1.0,
-        delta=1e-5,
-        noise_multiplier=1.0,
-    )
-    with pytest.raises(
-        StrategyError,
-        match="lcfl supports privacy-unit none or record, not 'client': its labels depend on the data of several",
-    ):
-        LCFL(setting)
 
 
 @pytest.mark.parametrize(

@@ -674,13 +674,3 @@ def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):
     found = (network.k, network.pretrain_epochs, network.joint_epochs, network.noise, network.precision)
     assert found == (4, 2, 1, 0.3, "bfloat16")
     assert network.device == "cpu"
-
-
-def test_the_ablation_trains_no_network_jointly(tmp_path):
-    for joint, expected in ((0, 2), (1, 3)):
-        said = []
-        settings = {**GAN, "pretrain-epochs": 2, "joint-epochs": joint, "device-failures": 0.5}
-        execute(
-            tmp_path / str(joint), settings, prepare=lambda folder, to=said: setattr(folder, "on_progress", to.append)
-        )
-        assert said[-1] == f"deep clustering 1 of 1: epoch {expected} of {expected}"

@@ -1,6 +1,5 @@
 """Record level: what each method does, by hand, and that no client can break a round or spend more than its budget."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -304,42 +303,6 @@ def test_the_plan_fits_its_budget_to_the_last_round(tmp_path):
         spend(Client(0), tmp_path, plan, number, plan.part(first=number == 1, chooses=number > 1))
     with pytest.raises(ClientError, match="round 13"):
         spend(Client(0), tmp_path, plan, 13, plan.part())
-
-
-def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
-    plans = [
-        RecordPlan.calibrated(num_examples=n, batch_size=b, rounds=3, epsilon=e, delta=1e-5)
-        for n, b, e in ((100, 10, 2.0), (60, 20, 5.0))
-    ]
-    level = RecordLevel.of(tuple(plans), clients=5, num_clusters=2, weights="examples")
-    ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
-    for number in (1, 2, 3):
-        for event, count in level.charges(TrainRequest(first_batch=number == 1)).items():
-            ledger.charge_round(number, event, count)
-    ledger.close()
-    paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
-    assert paper["certified"] is True
-    assert paper["unit"] == "record"
-    assert 4.9 < paper["epsilon"] <= 5
-    named = paper["profiles"]
-    assert [each["clients"] for each in named] == [3, 2]
-    assert 1.9 < named[0]["epsilon"] <= 2 == named[0]["epsilon_budget"]
-    assert named[1]["epsilon"] == paper["epsilon"]
-    json.dumps(paper)
-
-
-def test_same_noise_other_first_batches_other_epsilons():
-    numbers = {
-        "num_examples": 1000,
-        "batch_size": 32,
-        "rounds": 20,
-        "epsilon": 5.0,
-        "delta": 1e-4,
-        "noise_multiplier": 1.3,
-    }
-    small, whole = (RecordPlan(**numbers, first_batch_size=first).cost() for first in (32, 1000))
-    assert small < whole
-    assert RecordPlan(**numbers, first_batch_size=1000).planned()[Event(1.0, 1.3)] == 1
 
 
 class Wary(LocalGrid):
