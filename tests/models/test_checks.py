@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from kit.commands import assert_refused
+from kit.own_networks import own_network
 from torch import nn
 
 from coterie.models import ModelError, check_network
@@ -110,72 +111,70 @@ def with_buffer(value):
 SAME = flat(nn.Linear(6, CLASSES))
 
 NETWORKS = {
-    "frozen": lambda shape, classes: frozen(),
-    "frozen_at_random": lambda shape, classes: frozen(seeded=False),
-    "frozen_statistics": lambda shape, classes: with_frozen_statistics(),
-    "all_frozen": lambda shape, classes: flat(nn.Linear(6, classes)).requires_grad_(False),
-    "fourier": lambda shape, classes: Fourier(True, True),
-    "fourier_hidden": lambda shape, classes: Fourier(False, True),
-    "random_buffer": lambda shape, classes: Fourier(True, False),
-    "random_hidden_buffer": lambda shape, classes: Fourier(False, False),
-    "random_attribute": lambda shape, classes: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
-    "counting": lambda shape, classes: Counting(),
-    "spectral": lambda shape, classes: flat(nn.utils.spectral_norm(nn.Linear(6, classes))),
-    "weight_norm": lambda shape, classes: flat(nn.utils.parametrizations.weight_norm(nn.Linear(6, classes))),
-    "unused": lambda shape, classes: Own(nn.Linear(3, 3)),
-    "scalar": lambda shape, classes: Own(nn.Parameter(torch.tensor(2.0)), lambda out, beside: out * beside),
-    "complex": lambda shape, classes: Own(
+    "frozen": frozen,
+    "frozen_at_random": lambda: frozen(seeded=False),
+    "frozen_statistics": with_frozen_statistics,
+    "all_frozen": lambda: flat(nn.Linear(6, CLASSES)).requires_grad_(False),
+    "fourier": lambda: Fourier(True, True),
+    "fourier_hidden": lambda: Fourier(False, True),
+    "random_buffer": lambda: Fourier(True, False),
+    "random_hidden_buffer": lambda: Fourier(False, False),
+    "random_attribute": lambda: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
+    "counting": Counting,
+    "spectral": lambda: flat(nn.utils.spectral_norm(nn.Linear(6, CLASSES))),
+    "weight_norm": lambda: flat(nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES))),
+    "unused": lambda: Own(nn.Linear(3, 3)),
+    "scalar": lambda: Own(nn.Parameter(torch.tensor(2.0)), lambda out, beside: out * beside),
+    "complex": lambda: Own(
         nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64)), lambda out, beside: (out * beside).real
     ),
-    "meta": lambda shape, classes: flat(nn.Linear(6, classes, device="meta")),
-    "parallel": lambda shape, classes: nn.DataParallel(flat(nn.Linear(6, classes))),
-    "script": lambda shape, classes: torch.jit.trace(flat(nn.Linear(6, classes)), torch.zeros(2, 6)),
-    "compiled": lambda shape, classes: torch.compile(flat(nn.Linear(6, classes))),
-    "views": lambda shape, classes: two_views(),
-    "same": lambda shape, classes: SAME,
-    "random_width": lambda shape, classes: random_width(),
-    "slow": lambda shape, classes: Slow(),
-    "detached": lambda shape, classes: Own(None, lambda out, beside: out.detach()),
-    "locked": lambda shape, classes: Own(threading.Lock()),
-    "pruned": lambda shape, classes: flat(
-        nn.utils.prune.custom_from_mask(nn.Linear(6, classes), "weight", torch.eye(CLASSES, 6))
-    ),
-    "computed": lambda shape, classes: Own(torch.ones(3, requires_grad=True) * 2),
-    "expanded": lambda shape, classes: Own(nn.Parameter(torch.ones(1).expand(3))),
-    "inference": lambda shape, classes: torch.inference_mode()(lambda: flat(nn.Linear(6, classes)))(),
-    "sparse_parameter": lambda shape, classes: Own(nn.Parameter(torch.eye(3).to_sparse())),
-    "sparse_buffer": lambda shape, classes: with_buffer(torch.eye(3).to_sparse()),
-    "meta_buffer": lambda shape, classes: with_buffer(torch.ones(3, device="meta")),
-    "no_buffer": lambda shape, classes: with_buffer(None),
-    "expanded_buffer": lambda shape, classes: with_buffer(torch.arange(4).expand(3, 4)),
-    "nan_buffer": lambda shape, classes: with_buffer(torch.tensor([float("nan")])),
-    "no_numbers": lambda shape, classes: Own(nn.Parameter(torch.empty(0)), lambda out, beside: out + beside.sum()),
-    "float8": lambda shape, classes: Own(
+    "meta": lambda: flat(nn.Linear(6, CLASSES, device="meta")),
+    "parallel": lambda: nn.DataParallel(flat(nn.Linear(6, CLASSES))),
+    "script": lambda: torch.jit.trace(flat(nn.Linear(6, CLASSES)), torch.zeros(2, 6)),
+    "compiled": lambda: torch.compile(flat(nn.Linear(6, CLASSES))),
+    "views": two_views,
+    "same": lambda: SAME,
+    "random_width": random_width,
+    "slow": Slow,
+    "detached": lambda: Own(None, lambda out, beside: out.detach()),
+    "locked": lambda: Own(threading.Lock()),
+    "pruned": lambda: flat(nn.utils.prune.custom_from_mask(nn.Linear(6, CLASSES), "weight", torch.eye(CLASSES, 6))),
+    "computed": lambda: Own(torch.ones(3, requires_grad=True) * 2),
+    "expanded": lambda: Own(nn.Parameter(torch.ones(1).expand(3))),
+    "inference": lambda: torch.inference_mode()(lambda: flat(nn.Linear(6, CLASSES)))(),
+    "sparse_parameter": lambda: Own(nn.Parameter(torch.eye(3).to_sparse())),
+    "sparse_buffer": lambda: with_buffer(torch.eye(3).to_sparse()),
+    "meta_buffer": lambda: with_buffer(torch.ones(3, device="meta")),
+    "no_buffer": lambda: with_buffer(None),
+    "expanded_buffer": lambda: with_buffer(torch.arange(4).expand(3, 4)),
+    "nan_buffer": lambda: with_buffer(torch.tensor([float("nan")])),
+    "no_numbers": lambda: Own(nn.Parameter(torch.empty(0)), lambda out, beside: out + beside.sum()),
+    "float8": lambda: Own(
         nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False),
         lambda out, beside: out + beside.float().sum(),
     ),
-    "int_parameter": lambda shape, classes: Own(
+    "int_parameter": lambda: Own(
         nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False), lambda out, beside: out + beside.sum()
     ),
-    "sparse_gradient": lambda shape, classes: Own(
+    "sparse_gradient": lambda: Own(
         nn.Embedding(3, CLASSES, sparse=True),
         lambda out, beside: out + beside(torch.zeros(len(out), dtype=torch.int64)),
     ),
-    "double": lambda shape, classes: nn.Sequential(Typed(torch.float64), nn.Linear(6, classes).double()),
-    "half": lambda shape, classes: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, classes).bfloat16()),
-    "good": lambda shape, classes: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, classes)),
-    "constant": lambda shape, classes: flat(nn.Linear(6, classes), Scaled()),
-    "batch_norm": lambda shape, classes: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, classes)),
-    "mixing": lambda shape, classes: Mixing(),
-    "dropout": lambda shape, classes: flat(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, classes)),
-    "wide": lambda shape, classes: flat(nn.Linear(6, classes + 3)),
-    "wrong_input": lambda shape, classes: flat(nn.Linear(7, classes)),
-    "empty": lambda shape, classes: flat(),
-    "lazy": lambda shape, classes: flat(nn.LazyLinear(classes)),
-    "tuple": lambda shape, classes: nn.LSTM(6, classes, batch_first=True),
-    "number": lambda shape, classes: flat(nn.Linear(6, 1), nn.Flatten(0)),
-    "seven": lambda shape, classes: flat(nn.Linear(6, 7)),
-    "infinite": lambda shape, classes: flat(nn.Linear(6, classes), Scaled(float("inf"))),
+    "double": lambda: nn.Sequential(Typed(torch.float64), nn.Linear(6, CLASSES).double()),
+    "half": lambda: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, CLASSES).bfloat16()),
+    "good": lambda: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, CLASSES)),
+    "constant": lambda: flat(nn.Linear(6, CLASSES), Scaled()),
+    "batch_norm": lambda: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)),
+    "mixing": Mixing,
+    "dropout": lambda: flat(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, CLASSES)),
+    "wide": lambda: flat(nn.Linear(6, CLASSES + 3)),
+    "wrong_input": lambda: flat(nn.Linear(7, CLASSES)),
+    "empty": lambda: flat(),
+    "lazy": lambda: flat(nn.LazyLinear(CLASSES)),
+    "tuple": lambda: nn.LSTM(6, CLASSES, batch_first=True),
+    "number": lambda: flat(nn.Linear(6, 1), nn.Flatten(0)),
+    "seven": lambda: flat(nn.Linear(6, 7)),
+    "infinite": lambda: flat(nn.Linear(6, CLASSES), Scaled(float("inf"))),
 }
 
 
@@ -201,13 +200,7 @@ class Scaled(nn.Module):
 
 @pytest.fixture
 def network(monkeypatch):
-    import sys
-    import types
-
-    module = types.ModuleType("networks_of_a_user")
-    vars(module).update(NETWORKS)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return lambda name: f"{module.__name__}:{name}"
+    return lambda name: own_network(monkeypatch, lambda shape, classes: NETWORKS[name]())
 
 
 GOOD = ["good", "constant", "frozen", "frozen_statistics", "fourier", "fourier_hidden", "weight_norm", "unused"]
@@ -226,10 +219,7 @@ def test_a_network_of_the_contract_passes(network, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "batch_norm",
-            r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*models.without_batch_norm\(network\)",
-        ),
+        ("batch_norm", r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*without_batch_norm\(network\)"),
         ("mixing", "output 0 of an example changes with one other example; replace batch normalisation"),
         ("dropout", "two calls with the same examples differ; remove dropout"),
         ("wide", r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each of 4 classes"),
@@ -237,10 +227,7 @@ def test_a_network_of_the_contract_passes(network, name):
         ("empty", "has no parameters to train"),
         ("lazy", r"layer '1' \(LazyLinear\) has no shape before its first call"),
         ("tuple", "returns tuple for 16 examples"),
-        (
-            "frozen_at_random",
-            "frozen parameter '1.weight' differs between two builds; .*same at every build.*Generator",
-        ),
+        ("frozen_at_random", "frozen parameter '1.weight' differs between two builds; .*same at every.*Generator"),
         ("random_buffer", "buffer 'matrix' differs between two builds"),
         ("random_hidden_buffer", "buffer 'matrix' differs between two builds"),
         ("random_attribute", "another build of the same parameters computes other outputs; hold every tensor as"),
