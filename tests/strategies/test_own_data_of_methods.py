@@ -46,9 +46,7 @@ def plain_table(path, x, y):
 
 def described_table(path, x, y):
     with path.with_suffix(".csv").open("w", newline="") as file:
-        rows = [
-            [50 + 15 * row[0], "fm"[int(row[1] > 0)], ("no", "yes")[label]] for row, label in zip(x, y, strict=True)
-        ]
+        rows = [[50 + 15 * a, "fm"[int(b > 0)], ("no", "yes")[label]] for (a, b), label in zip(x, y, strict=True)]
         csv.writer(file).writerows([["age", "sex", "outcome"], *rows])
 
 
@@ -60,15 +58,8 @@ KINDS = {
     "bounded schema": (described_table, {"table-schema": _SCHEMA.format(range="range = [0, 110]")}),
     "unbounded schema": (described_table, {"table-schema": _SCHEMA.format(range="")}),
 }
-SMALL = {
-    "clients": CLIENTS,
-    "local-epochs": 1,
-    "model": "auto",
-    "privacy-unit": "none",
-    "sampling-rate": 1.0,
-    "seed": 1,
-    "device": "cpu",
-}
+SMALL = {"clients": CLIENTS, "local-epochs": 1, "model": "auto", "privacy-unit": "none", "sampling-rate": 1.0}
+SMALL |= {"seed": 1, "device": "cpu"}
 #: What a method requires beside these.
 MORE = {"ppfc-gan": {"synthetic-samples": 20, "pretrain-epochs": 1, "joint-epochs": 1, "dcn-restarts": 1}}
 ONE_MODEL = {"fedavg", "fedper", "fedprox", "local"}

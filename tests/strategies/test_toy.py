@@ -58,8 +58,7 @@ def train(method, plan, start, groups="4:4", rounds=1, layout=LAYOUT, config=CON
     grid = Watched(CLIENTS)
     config = ConfigRecord({**config, "groups": groups})
     result = strategy.start(grid, pack_models(np.asarray(start, np.float32), layout), rounds, train_config=config)
-    models, _ = unpack_models(result.arrays)
-    return models, result, grid, strategy
+    return unpack_models(result.arrays)[0], result, grid, strategy
 
 
 def towards(confidence):
