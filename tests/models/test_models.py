@@ -6,8 +6,6 @@ import pytest
 import torch
 from kit.own_networks import own_network
 from kit.tables import for_rows
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.models import (
     FEATURES,
@@ -32,17 +30,6 @@ IMAGE_MODELS = sorted(name for name, info in MODELS.items() if "images" in info.
 def example(name, image=SHAPE, classes=10):
     """Shape and classes that a model is for; one of images gets the given ones."""
     return {"lstm-char": ((6,), 12), "regression": ((5,), 0)}.get(name, (image, classes))
-
-
-def batch(name, n, shape, classes):
-    """n random examples and targets."""
-    if name == "lstm-char":
-        return torch.randint(classes, (n, *shape)), torch.randint(classes, (n,))
-    return torch.rand(n, *shape), torch.randint(classes, (n,)) if classes else torch.rand(n)
-
-
-def loss_of(output, y):
-    return (mse_loss if y.is_floating_point() else cross_entropy)(output, y)
 
 
 @for_rows(
@@ -98,29 +85,6 @@ def test_opacus_accepts_it(name):
     from opacus.validators import ModuleValidator
 
     assert ModuleValidator.validate(build(name, *example(name)), strict=False) == []
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet18-gn" else name for name in sorted(MODELS)]
-)
-def test_per_example_gradients_by_vmap_are_those_of_a_loop(name):
-    shape, classes = example(name, (1, 12, 12), 4)
-    torch.manual_seed(0)
-    model = build(name, shape, classes).double()  # in which rounding does not matter
-    parameters = {key: value.detach() for key, value in model.named_parameters()}
-    assert list(model.buffers()) == []
-    x, y = batch(name, 3, shape, classes)
-    x, y = (values.double() if values.is_floating_point() else values for values in (x, y))
-
-    def loss(parameters, one, target):
-        return loss_of(functional_call(model, parameters, (one[None],)), target[None])
-
-    together = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
-    for i in range(3):
-        model.zero_grad()
-        loss_of(model(x[i : i + 1]), y[i : i + 1]).backward()
-        for key, value in model.named_parameters():
-            torch.testing.assert_close(together[key][i], value.grad, rtol=1e-9, atol=1e-12)
 
 
 @for_rows("name", sorted(MODELS))

@@ -513,15 +513,6 @@ def test_a_later_node_that_claims_a_client_expels_no_other(caplog):
     assert warning.startswith("ignoring node 20: it claims client-id 3, which node 4 was registered with before")
 
 
-def test_of_nodes_that_claim_one_client_from_the_start_one_is_asked(caplog):
-    grid = Coming([4, 20, 5], client_of={4: 3, 20: 3, 5: 4}.__getitem__)
-    with caplog.at_level(logging.WARNING, "flwr"):
-        _, strategy = start(grid, registration_timeout=1.2)
-    assert grid.rounds == [[4, 5]]
-    assert strategy.statistics.dropped.total() == 0
-    assert sum("ignoring node 20" in r.getMessage() for r in caplog.records) == 1  # though the server looked again
-
-
 def test_a_node_is_the_one_that_was_asked_whatever_its_reply_claims():
     def pose(reply):
         """Node 3 claims in its reply to be node 2, and client 1."""

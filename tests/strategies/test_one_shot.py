@@ -156,18 +156,6 @@ def test_the_blobs_are_found_and_scored(tmp_path, strategy):
     assert np.linalg.norm(found[:, None] - toys.CORNERS, axis=2).min(axis=0).max() < 0.2
 
 
-def test_labels_stay_at_the_clients(tmp_path):
-    grid = Wire()
-    execute(tmp_path / "run", SETTINGS, grid)
-    for client in range(CLIENTS):
-        own = labels(tmp_path / "run", client)
-        assert own.dtype == np.int64
-        assert set(own.tolist()) <= {0, 1, 2}
-        (told,) = [content for verb, whose, content in grid.up if verb == "query.label" and whose == client]
-        assert set(told) == {"reply", "diagnostics"}
-        assert len(told["diagnostics"]["confusion"]) == 9  # numbers of records, by label and class
-
-
 def test_without_evaluation_clients_label_and_tell_nothing(tmp_path):
     grid = Wire()
     outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "off"}, grid)

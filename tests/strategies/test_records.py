@@ -706,8 +706,3 @@ def test_a_reply_with_an_invalid_share_is_dropped(tmp_path, share):
     norms, _, strategy = recorded(tmp_path, 2, adaptive(2), dishonest(share))
     assert sum(strategy.statistics.dropped.values()) == 2
     assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-2)
-
-
-def test_a_fixed_clipping_norm_releases_no_share(tmp_path):
-    with pytest.raises(KeyError, match="clip_norm"):
-        recorded(tmp_path, 1, plan(1))

@@ -209,12 +209,6 @@ def test_the_server_moves_members_from_large_to_small_clusters(mechanism):
     np.testing.assert_allclose(models - start, np.stack([step, 0 * step]), atol=tolerance(setting, 2))
 
 
-def test_fedavg_takes_the_mean_and_no_weights():
-    models, result, _, _ = train(FedAvg, plan("none", 1), np.zeros((1, 4)), groups="6:2")
-    np.testing.assert_allclose(models[0], (6 - 2) / 8 * LR * UP, atol=1e-6)
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] == 6 / 8
-
-
 def test_fedprox_draws_every_step_but_the_first_towards_the_start():
     config = {**CONFIG, "local-epochs": 2}
     models, *_ = train(FedProx, plan("none", 1), np.zeros((1, 4)), groups="1", config=config, proximal_mu=0.5)
