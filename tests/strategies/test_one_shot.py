@@ -1,7 +1,6 @@
 """One-shot clustering on a federation of blobs: who is heard, what is dropped, and how the union is clustered."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -170,19 +169,8 @@ def test_without_evaluation_clients_label_and_tell_nothing(tmp_path):
 # ---- who is missing --------------------------------------------------------------------------------------------------
 
 
-class Late(Wire):
-    """Waits for the silent ones until the deadline, as Flower's grids do."""
-
-    def _answers(self, questions):
-        yield from super()._answers(questions)
-        if self.timeouts[-1][0].startswith("train"):
-            end = time.monotonic() + self.timeouts[-1][1]
-            while time.monotonic() < end:
-                time.sleep(0.01)
-
-
 def test_the_round_ends_by_the_deadline_and_names_who_is_silent(tmp_path):
-    grid = Late(silent=(1, 4, 8))
+    grid = Wire(silent=(1, 4, 8))
     outcome = execute(tmp_path / "run", {**SETTINGS, "round-timeout": 0.1}, grid)
     assert outcome["notes"]["missing"] == [1, 4, 8]
     assert sorted(map(int, outcome["notes"]["points"])) == [0, 2, 3, 5, 6, 7, 9]
@@ -221,9 +209,8 @@ def test_which_devices_fail_is_drawn(tmp_path):
 
 
 def instead(points):
-    return lambda content: [
-        RecordDict({"update": pack_points(np.asarray(points, np.float32)), "reply": content["reply"]})
-    ]
+    update = pack_points(np.asarray(points, np.float32))
+    return lambda content: [RecordDict({"update": update, "reply": content["reply"]})]
 
 
 #: What the strategy expects, and one reply that is none; all others are refused in wire/test_messages.py.
