@@ -62,10 +62,6 @@ def auxiliary(shape, classes):
     return network
 
 
-def convolutions(shape, classes):
-    return nn.Sequential(nn.Conv2d(shape[0], classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
 def locked(shape, classes):
     network = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), classes))
     network.lock = Lock()

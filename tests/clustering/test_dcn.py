@@ -14,12 +14,10 @@ EACH, FEATURES = 20, 6
 CENTRES = np.array([[1, 1, 1, 1, 1, 1], [-1, -1, -1, 1, 1, 1], [1, -1, 1, -1, 1, -1]]) * 0.7
 
 
-SMALL = (40, 30, 10)  # in place of Table A.8's widths
-
-
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(autoencoder, "WIDTHS", SMALL)
+    """In place of Table A.8's widths."""
+    monkeypatch.setattr(autoencoder, "WIDTHS", (40, 30, 10))
 
 
 def blobs():
@@ -29,16 +27,8 @@ def blobs():
 
 
 def network(**changes):
-    usual = {
-        "k": 3,
-        "pretrain_epochs": 3,
-        "joint_epochs": 2,
-        "weight": 1.0,
-        "noise": 0.0,
-        "restarts": 1,
-        "batch_part": 0.2,
-    }
-    return DCN(**{**usual, "seed": 1, **changes})
+    usual = {"k": 3, "pretrain_epochs": 3, "joint_epochs": 2, "weight": 1.0, "noise": 0.0, "restarts": 1}
+    return DCN(**{**usual, "batch_part": 0.2, "seed": 1, **changes})
 
 
 def vectors(labeller):

@@ -4,6 +4,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie.engine.in_process import LocalGrid
+from coterie.privacy import Streams
 from coterie.rounds.recorder import Recorder
 from coterie.wire.messages import TRAIN, pack_reply
 
@@ -14,6 +15,11 @@ def reply_to(message, update, layout):
     label = config.get("cluster", 0)
     fields = {"client_id": client, "round": config["round"], "label": label, "redrawn_label": label}
     return Message(pack_reply(np.asarray(update, np.float32), layout, **fields), reply_to=message)
+
+
+def quiet(**options):
+    """Options of a seeded strategy that waits for nobody and evaluates nothing, beside those given."""
+    return {"streams": Streams(0), "evaluate_every": 0, "registration_timeout": 0.0} | options
 
 
 class Answering(LocalGrid):

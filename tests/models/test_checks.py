@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.utils.prune
 from kit.commands import assert_refused
+from kit.own_networks import own_network
 from torch import nn
 
 from coterie.models import ModelError, check_network
@@ -109,73 +110,104 @@ def with_buffer(value):
 
 SAME = flat(nn.Linear(6, CLASSES))
 
-NETWORKS = {
-    "frozen": lambda shape, classes: frozen(),
-    "frozen_at_random": lambda shape, classes: frozen(seeded=False),
-    "frozen_statistics": lambda shape, classes: with_frozen_statistics(),
-    "all_frozen": lambda shape, classes: flat(nn.Linear(6, classes)).requires_grad_(False),
-    "fourier": lambda shape, classes: Fourier(True, True),
-    "fourier_hidden": lambda shape, classes: Fourier(False, True),
-    "random_buffer": lambda shape, classes: Fourier(True, False),
-    "random_hidden_buffer": lambda shape, classes: Fourier(False, False),
-    "random_attribute": lambda shape, classes: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
-    "counting": lambda shape, classes: Counting(),
-    "spectral": lambda shape, classes: flat(nn.utils.spectral_norm(nn.Linear(6, classes))),
-    "weight_norm": lambda shape, classes: flat(nn.utils.parametrizations.weight_norm(nn.Linear(6, classes))),
-    "unused": lambda shape, classes: Own(nn.Linear(3, 3)),
-    "scalar": lambda shape, classes: Own(nn.Parameter(torch.tensor(2.0)), lambda out, beside: out * beside),
-    "complex": lambda shape, classes: Own(
-        nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64)), lambda out, beside: (out * beside).real
-    ),
-    "meta": lambda shape, classes: flat(nn.Linear(6, classes, device="meta")),
-    "parallel": lambda shape, classes: nn.DataParallel(flat(nn.Linear(6, classes))),
-    "script": lambda shape, classes: torch.jit.trace(flat(nn.Linear(6, classes)), torch.zeros(2, 6)),
-    "compiled": lambda shape, classes: torch.compile(flat(nn.Linear(6, classes))),
-    "views": lambda shape, classes: two_views(),
-    "same": lambda shape, classes: SAME,
-    "random_width": lambda shape, classes: random_width(),
-    "slow": lambda shape, classes: Slow(),
-    "detached": lambda shape, classes: Own(None, lambda out, beside: out.detach()),
-    "locked": lambda shape, classes: Own(threading.Lock()),
-    "pruned": lambda shape, classes: flat(
-        nn.utils.prune.custom_from_mask(nn.Linear(6, classes), "weight", torch.eye(CLASSES, 6))
-    ),
-    "computed": lambda shape, classes: Own(torch.ones(3, requires_grad=True) * 2),
-    "expanded": lambda shape, classes: Own(nn.Parameter(torch.ones(1).expand(3))),
-    "inference": lambda shape, classes: torch.inference_mode()(lambda: flat(nn.Linear(6, classes)))(),
-    "sparse_parameter": lambda shape, classes: Own(nn.Parameter(torch.eye(3).to_sparse())),
-    "sparse_buffer": lambda shape, classes: with_buffer(torch.eye(3).to_sparse()),
-    "meta_buffer": lambda shape, classes: with_buffer(torch.ones(3, device="meta")),
-    "no_buffer": lambda shape, classes: with_buffer(None),
-    "expanded_buffer": lambda shape, classes: with_buffer(torch.arange(4).expand(3, 4)),
-    "nan_buffer": lambda shape, classes: with_buffer(torch.tensor([float("nan")])),
-    "no_numbers": lambda shape, classes: Own(nn.Parameter(torch.empty(0)), lambda out, beside: out + beside.sum()),
-    "float8": lambda shape, classes: Own(
+#: Networks of the contract.
+GOOD = {
+    "good": lambda: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, CLASSES)),
+    "constant": lambda: flat(nn.Linear(6, CLASSES), Scaled()),
+    "frozen": frozen,
+    "frozen_statistics": with_frozen_statistics,
+    "fourier": lambda: Fourier(True, True),
+    "fourier_hidden": lambda: Fourier(False, True),
+    "weight_norm": lambda: flat(nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES))),
+    "unused": lambda: Own(nn.Linear(3, 3)),
+    "scalar": lambda: Own(nn.Parameter(torch.tensor(2.0)), lambda out, beside: out * beside),
+    "double": lambda: nn.Sequential(Typed(torch.float64), nn.Linear(6, CLASSES).double()),
+    "half": lambda: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, CLASSES).bfloat16()),
+    "float8": lambda: Own(
         nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False),
         lambda out, beside: out + beside.float().sum(),
     ),
-    "int_parameter": lambda shape, classes: Own(
+    "int_parameter": lambda: Own(
         nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False), lambda out, beside: out + beside.sum()
     ),
-    "sparse_gradient": lambda shape, classes: Own(
+    "no_numbers": lambda: Own(nn.Parameter(torch.empty(0)), lambda out, beside: out + beside.sum()),
+    "no_buffer": lambda: with_buffer(None),
+    "nan_buffer": lambda: with_buffer(torch.tensor([float("nan")])),
+    "expanded_buffer": lambda: with_buffer(torch.arange(4).expand(3, 4)),
+    "sparse_gradient": lambda: Own(
         nn.Embedding(3, CLASSES, sparse=True),
         lambda out, beside: out + beside(torch.zeros(len(out), dtype=torch.int64)),
     ),
-    "double": lambda shape, classes: nn.Sequential(Typed(torch.float64), nn.Linear(6, classes).double()),
-    "half": lambda shape, classes: nn.Sequential(Typed(torch.bfloat16), nn.Linear(6, classes).bfloat16()),
-    "good": lambda shape, classes: nn.Sequential(nn.Linear(6, 5), nn.GroupNorm(1, 5), nn.ReLU(), nn.Linear(5, classes)),
-    "constant": lambda shape, classes: flat(nn.Linear(6, classes), Scaled()),
-    "batch_norm": lambda shape, classes: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, classes)),
-    "mixing": lambda shape, classes: Mixing(),
-    "dropout": lambda shape, classes: flat(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, classes)),
-    "wide": lambda shape, classes: flat(nn.Linear(6, classes + 3)),
-    "wrong_input": lambda shape, classes: flat(nn.Linear(7, classes)),
-    "empty": lambda shape, classes: flat(),
-    "lazy": lambda shape, classes: flat(nn.LazyLinear(classes)),
-    "tuple": lambda shape, classes: nn.LSTM(6, classes, batch_first=True),
-    "number": lambda shape, classes: flat(nn.Linear(6, 1), nn.Flatten(0)),
-    "seven": lambda shape, classes: flat(nn.Linear(6, 7)),
-    "infinite": lambda shape, classes: flat(nn.Linear(6, classes), Scaled(float("inf"))),
+}
+#: Networks that break the contract, and what the refusal says.
+REFUSED = {
+    "batch_norm": (
+        lambda: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)),
+        r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*without_batch_norm\(network\)",
+    ),
+    "mixing": (Mixing, "output 0 of an example changes with one other example; replace batch normalisation"),
+    "dropout": (
+        lambda: flat(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, CLASSES)),
+        "same examples differ; remove dropout",
+    ),
+    "wide": (
+        lambda: flat(nn.Linear(6, 7)),
+        r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each",
+    ),
+    "wrong_input": (lambda: flat(nn.Linear(7, CLASSES)), r"fails on examples of shape 6: RuntimeError: .*multiplied"),
+    "empty": (lambda: flat(), "has no parameters to train"),
+    "lazy": (lambda: flat(nn.LazyLinear(CLASSES)), r"layer '1' \(LazyLinear\) has no shape before its first call"),
+    "tuple": (lambda: nn.LSTM(6, CLASSES, batch_first=True), "returns tuple for 16 examples"),
+    "frozen_at_random": (
+        lambda: frozen(seeded=False),
+        "'1.weight' differs between two builds; .*same at every.*Generator",
+    ),
+    "random_buffer": (lambda: Fourier(True, False), "buffer 'matrix' differs between two builds"),
+    "random_hidden_buffer": (lambda: Fourier(False, False), "buffer 'matrix' differs between two builds"),
+    "random_attribute": (
+        lambda: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
+        "another build of the same parameters computes other",
+    ),
+    "counting": (Counting, "buffer 'calls' changes in a step of training; frozen"),
+    "spectral": (
+        lambda: flat(nn.utils.spectral_norm(nn.Linear(6, CLASSES))),
+        "buffer '1.weight_[uv]' (differs between two builds|changes in a step)",
+    ),
+    "all_frozen": (lambda: flat(nn.Linear(6, CLASSES)).requires_grad_(False), "no parameters to train: all are frozen"),
+    "complex": (
+        lambda: Own(nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64)), lambda out, beside: (out * beside).real),
+        "parameter 'beside' is complex64; messages hold real numbers",
+    ),
+    "meta": (lambda: flat(nn.Linear(6, CLASSES, device="meta")), "'1.weight' has no values"),
+    "parallel": (lambda: nn.DataParallel(flat(nn.Linear(6, CLASSES))), "returns DataParallel; return its module"),
+    "script": (
+        lambda: torch.jit.trace(flat(nn.Linear(6, CLASSES)), torch.zeros(2, 6)),
+        "returns TorchScript; return the",
+    ),
+    "compiled": (lambda: torch.compile(flat(nn.Linear(6, CLASSES))), "returns a network of torch.compile; return the"),
+    "views": (two_views, "'2.bias' and '3.bias' share memory"),
+    "same": (lambda: SAME, "build a new network at each call"),
+    "random_width": (random_width, "parameter '1.weight' has another name or shape at the next build"),
+    "slow": (Slow, "in evaluation mode it computes other outputs than in training"),
+    "detached": (
+        lambda: Own(None, lambda out, beside: out.detach()),
+        "its outputs depend on none of .*: inner.weight, inner.bias",
+    ),
+    "locked": (lambda: Own(threading.Lock()), "cannot be copied: cannot pickle .*lock.*; hold no locks"),
+    "pruned": (
+        lambda: flat(nn.utils.prune.custom_from_mask(nn.Linear(6, CLASSES), "weight", torch.eye(CLASSES, 6))),
+        "cannot be copied: .*in place of torch.nn.utils.weight_norm or prune",
+    ),
+    "computed": (lambda: Own(torch.ones(3, requires_grad=True) * 2), "cannot be copied: "),
+    "expanded": (lambda: Own(nn.Parameter(torch.ones(1).expand(3))), "'beside' is sparse, expanded, or .*; .*clone"),
+    "inference": (
+        lambda: torch.inference_mode()(lambda: flat(nn.Linear(6, CLASSES)))(),
+        "'1.weight' is sparse, expanded, or of inference mode",
+    ),
+    "sparse_parameter": (lambda: Own(nn.Parameter(torch.eye(3).to_sparse())), "'beside' is sparse"),
+    "sparse_buffer": (lambda: with_buffer(torch.eye(3).to_sparse()), "'held' is sparse"),
+    "meta_buffer": (lambda: with_buffer(torch.ones(3, device="meta")), "'held' has no values"),
+    "infinite": (lambda: flat(nn.Linear(6, CLASSES), Scaled(float("inf"))), "initial outputs are not finite"),
 }
 
 
@@ -201,87 +233,32 @@ class Scaled(nn.Module):
 
 @pytest.fixture
 def network(monkeypatch):
-    import sys
-    import types
-
-    module = types.ModuleType("networks_of_a_user")
-    vars(module).update(NETWORKS)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return lambda name: f"{module.__name__}:{name}"
+    return lambda make: own_network(monkeypatch, lambda shape, classes: make())
 
 
-GOOD = ["good", "constant", "frozen", "frozen_statistics", "fourier", "fourier_hidden", "weight_norm", "unused"]
-TYPES = ["scalar", "double", "half", "float8", "int_parameter"]
-EMPTY = ["no_numbers", "no_buffer", "nan_buffer", "expanded_buffer", "sparse_gradient"]
-
-
-@pytest.mark.parametrize("name", [*GOOD, *TYPES, *EMPTY])
-def test_a_network_of_the_contract_passes(network, name):
+@pytest.mark.parametrize("make", GOOD.values(), ids=GOOD)
+def test_a_network_of_the_contract_passes(network, make):
     state = torch.get_rng_state()
-    check_network(network(name), (6,), CLASSES, "vectors")
+    check_network(network(make), (6,), CLASSES, "vectors")
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "batch_norm",
-            r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*models.without_batch_norm\(network\)",
-        ),
-        ("mixing", "output 0 of an example changes with one other example; replace batch normalisation"),
-        ("dropout", "two calls with the same examples differ; remove dropout"),
-        ("wide", r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each of 4 classes"),
-        ("wrong_input", r"fails on examples of shape 6: RuntimeError: .*shapes cannot be multiplied"),
-        ("empty", "has no parameters to train"),
-        ("lazy", r"layer '1' \(LazyLinear\) has no shape before its first call"),
-        ("tuple", "returns tuple for 16 examples"),
-        (
-            "frozen_at_random",
-            "frozen parameter '1.weight' differs between two builds; .*same at every build.*Generator",
-        ),
-        ("random_buffer", "buffer 'matrix' differs between two builds"),
-        ("random_hidden_buffer", "buffer 'matrix' differs between two builds"),
-        ("random_attribute", "another build of the same parameters computes other outputs; hold every tensor as"),
-        ("counting", "buffer 'calls' changes in a step of training; frozen"),
-        ("spectral", "buffer '1.weight_[uv]' (differs between two builds|changes in a step)"),
-        ("all_frozen", "no parameters to train: all are frozen"),
-        ("complex", "parameter 'beside' is complex64; messages hold real numbers"),
-        ("meta", "'1.weight' has no values"),
-        ("parallel", "returns DataParallel; return its module"),
-        ("script", "returns TorchScript; return the torch.nn.Module"),
-        ("compiled", "returns a network of torch.compile; return the torch.nn.Module"),
-        ("views", "'2.bias' and '3.bias' share memory"),
-        ("same", "build a new network at each call"),
-        ("random_width", "parameter '1.weight' has another name or shape at the next build"),
-        ("slow", "in evaluation mode it computes other outputs than in training"),
-        ("detached", "its outputs depend on none of its trainable parameters: inner.weight, inner.bias"),
-        ("locked", "cannot be copied: cannot pickle .*lock.*; hold no locks"),
-        ("pruned", "cannot be copied: .*in place of torch.nn.utils.weight_norm or prune"),
-        ("computed", "cannot be copied: "),
-        ("expanded", "'beside' is sparse, expanded, or of inference mode; .*clone"),
-        ("inference", "'1.weight' is sparse, expanded, or of inference mode"),
-        ("sparse_parameter", "'beside' is sparse"),
-        ("sparse_buffer", "'held' is sparse"),
-        ("meta_buffer", "'held' has no values"),
-        ("infinite", "initial outputs are not finite"),
-    ],
-)
-def test_what_is_wrong_is_named(network, name, message):
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_named(network, make, message):
     with pytest.raises(ModelError, match=message):
-        check_network(network(name), (6,), CLASSES, "vectors")
+        check_network(network(make), (6,), CLASSES, "vectors")
 
 
 def test_unused_parameters_are_named(network):
-    assert check_network(network("unused"), (6,), CLASSES, "vectors") == ["beside.weight", "beside.bias"]
-    assert check_network(network("frozen"), (6,), CLASSES, "vectors") == []
+    assert check_network(network(GOOD["unused"]), (6,), CLASSES, "vectors") == ["beside.weight", "beside.bias"]
+    assert check_network(network(GOOD["frozen"]), (6,), CLASSES, "vectors") == []
 
 
 def test_a_network_for_real_targets_returns_one_number(network):
-    check_network(network("number"), (6,), 0, "vectors")
+    check_network(network(lambda: flat(nn.Linear(6, 1), nn.Flatten(0))), (6,), 0, "vectors")
     with pytest.raises(ModelError, match=r"returns \(16, 7\) for 16 examples; expected \(16,\), one number for each"):
-        check_network(network("seven"), (6,), 0, "vectors")
+        check_network(network(lambda: flat(nn.Linear(6, 7))), (6,), 0, "vectors")
 
 
 def test_the_command_ends_in_one_line_before_a_folder_is_made(coterie, tmp_path):

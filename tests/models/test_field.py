@@ -2,14 +2,13 @@
 
 import json
 import re
-import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from kit.own_networks import own_network
 from safetensors.numpy import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu, scaled_dot_product_attention
@@ -177,7 +176,7 @@ class OfDict(Fused):
         return super().forward(**inputs)
 
 
-IMAGE, KIND = Part((1, 2, 2)), Part(categories=4)
+IMAGE, KIND, ONE = Part((1, 2, 2)), Part(categories=4), Part((1,))
 
 
 class Contrastive(nn.Module):
@@ -226,6 +225,10 @@ def backbone():
     return nn.Sequential(pretrained(convolutional()).requires_grad_(False).eval(), nn.Linear(32, CLASSES))
 
 
+def normalised_in_groups():
+    return without_batch_norm(nn.Sequential(convolutional(), nn.Linear(32, CLASSES)))
+
+
 def resnet():
     from torchvision.models import resnet18
 
@@ -272,14 +275,10 @@ NETWORKS = {
     "tables": (Tables, VECTORS, WORKS),
     "two-inputs": (lambda: TwoInputs(False), VECTORS, WORKS),
     "bilinear": (lambda: TwoInputs(True), VECTORS, WORKS),
-    "several-inputs": (lambda: with_inputs(Fused(), IMAGE, KIND, {"more": [Part((1,))]}), VECTORS, WORKS),
-    "named-inputs": (
-        lambda: with_inputs(Fused(), kind=KIND, image=IMAGE, rest={"more": (Part((1,)),)}),
-        VECTORS,
-        WORKS,
-    ),
+    "several-inputs": (lambda: with_inputs(Fused(), IMAGE, KIND, {"more": [ONE]}), VECTORS, WORKS),
+    "named-inputs": (lambda: with_inputs(Fused(), kind=KIND, image=IMAGE, rest={"more": (ONE,)}), VECTORS, WORKS),
     "dict-input": (
-        lambda: with_inputs(OfDict(), {"image": IMAGE, "rest": {"more": [Part((1,))]}, "kind": KIND}),
+        lambda: with_inputs(OfDict(), {"image": IMAGE, "rest": {"more": [ONE]}, "kind": KIND}),
         VECTORS,
         WORKS,
     ),
@@ -289,11 +288,7 @@ NETWORKS = {
     "float64": (lambda: Half(torch.float64), VECTORS, WORKS),
     "lora": (adapted, VECTORS, WORKS),
     "frozen-backbone": (backbone, IMAGES, WORKS),
-    "without-batch-norm": (
-        lambda: without_batch_norm(nn.Sequential(convolutional(), nn.Linear(32, CLASSES))),
-        IMAGES,
-        WORKS,
-    ),
+    "without-batch-norm": (normalised_in_groups, IMAGES, WORKS),
 }
 
 
@@ -304,10 +299,7 @@ _LARGE = pytest.param("resnet18-gn", marks=pytest.mark.slow)
 def own(request, monkeypatch):
     """Name of a network, its kind, shape, and what happens at record level."""
     make, (kind, shape), private = NETWORKS[request.param]
-    module = types.ModuleType("networks_of_the_field")
-    module.make = lambda shape, classes: make()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return f"{module.__name__}:make", kind, shape, private
+    return own_network(monkeypatch, lambda shape, classes: make()), kind, shape, private
 
 
 @pytest.fixture

@@ -134,9 +134,8 @@ def test_which_one_suits(shape, private, name):
 
 
 def test_wrong_shapes_and_names_are_refused():
-    with pytest.raises(
-        ModelError, match=r"'gan-mnist-gn' generates .* \(1, 28, 28\), not \(16,\); use 'gan-pendigits-gn'"
-    ):
+    words = r"'gan-mnist-gn' generates .* \(1, 28, 28\), not \(16,\); use 'gan-pendigits-gn'"
+    with pytest.raises(ModelError, match=words):
         build_gan("gan-mnist-gn", PEN, K)
     with pytest.raises(ModelError, match=r"'gan-cifar' generates .* use 'gan-mnist'"):
         check_gan("gan-cifar", GREY)

@@ -128,7 +128,6 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, content):
     path = tmp_path / "base.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(
-        ModelError, match=r"pretrained.*base.safetensors'?( cannot be read: | is no file of safetensors)"
-    ):
+    words = r"pretrained.*base.safetensors'?( cannot be read: | is no file of safetensors)"
+    with pytest.raises(ModelError, match=words):
         build(NetworkSpec("mlp-32", pretrained=str(path)), SHAPE, CLASSES)

@@ -1,11 +1,9 @@
 """Networks of several and nested inputs: each part of an example arrives where it belongs."""
 
-import sys
-import types
-
 import numpy as np
 import pytest
 import torch
+from kit.own_networks import own_network
 from kit.tables import for_rows
 from torch import nn
 
@@ -119,14 +117,12 @@ MAKES = {
     ],
 )
 def test_the_check_of_a_network_names_the_way_out(name, text, monkeypatch):
-    module = types.ModuleType("networks_of_parts")
-    module.make = lambda shape, classes: MAKES[name]()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    network = own_network(monkeypatch, lambda shape, classes: MAKES[name]())
     if not text:
-        assert check_network("networks_of_parts:make", (6,), 3, "vectors") == []
+        assert check_network(network, (6,), 3, "vectors") == []
         return
     with pytest.raises(ModelError, match=text):
-        check_network("networks_of_parts:make", (6,), 3, "vectors")
+        check_network(network, (6,), 3, "vectors")
 
 
 @pytest.mark.parametrize("method", ["last-layer", "prior", "all"])

@@ -38,13 +38,6 @@ def test_noise_moves_it_no_further_than_a_true_share_could(below):
     assert next_norm(MIN_CLIP_NORM, below) >= MIN_CLIP_NORM
 
 
-def test_it_settles_at_the_median_of_the_norms():
-    norms, clip = np.random.default_rng(0).lognormal(size=1000), 50.0
-    for _ in range(200):
-        clip = next_norm(clip, float(np.mean(norms < clip)))
-    assert np.mean(norms < clip) == pytest.approx(0.5, abs=0.01)
-
-
 @pytest.mark.parametrize("kind", [Joint, Banded])
 def test_the_released_share_counts_updates_below_the_threshold(kind):
     plan = adaptive(kind, noise=1e-6, clip_factor=0.5)  # the threshold is 1

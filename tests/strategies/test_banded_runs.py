@@ -74,10 +74,8 @@ def test_a_round_that_was_charged_before_a_crash_is_skipped(crash, caplog):
     assert [charge["round"] for charge in ledger.charges] == list(range(1, crash + 1))
     before = recorder.states[-1] if recorder.states else None
     again = Kept()
-    grid = Stub()
-    _, strategy = start(
-        grid, plan, rounds=6, ledger=ledger, recorder=again, resume_from=before, evaluate_every=4, evaluate="diagnostic"
-    )
+    options = {"recorder": again, "resume_from": before, "evaluate_every": 4, "evaluate": "diagnostic"}
+    _, strategy = start(Stub(), plan, rounds=6, ledger=ledger, **options)
     assert [line["round"] for line in again.lines] == list(range(crash + 1, 7))
     assert [charge["round"] for charge in ledger.charges] == list(range(1, 7))
     assert strategy.plan == plan  # noise, T and n stay

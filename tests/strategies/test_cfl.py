@@ -6,10 +6,10 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from kit.toy_grids import Answering, Kept, reply_to
+from kit.toy_grids import Answering, Kept, quiet, reply_to
 from kit.toys import strategy_of
 
-from coterie.privacy import Joint, NoPrivacy, Streams
+from coterie.privacy import Joint, NoPrivacy
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
 from coterie.strategies.registry import STRATEGIES
@@ -17,6 +17,7 @@ from coterie.wire.messages import Layout, pack_models, unpack_models
 
 LAYOUT = Layout(("w",), ((4,),))
 FOUR = 10 * np.eye(4)[np.arange(12) % 4]  # clients 0, 4, 8 have one optimum, 1, 5, 9 another, ...
+THREE = np.array([[4.0, 0, 0, 0]] * 3 + [[-12.0, 0, 0, 0]])  # three clients against one, whose mean update is 0
 HALF = 0.5  # of the way to its optimum that a client goes in a round
 
 
@@ -53,14 +54,7 @@ class Pulled(Answering):
 def run(optima, rounds=20, planned=None, grid=None, config=None, **options):
     kept = Kept()
     plan = NoPrivacy(clients=len(optima), num_clusters=1, sampling_rate=1.0, rounds=planned or rounds)
-    options = {
-        "streams": Streams(0),
-        "registration_timeout": 0.0,
-        "recorder": kept,
-        "first_split": 0,
-        "evaluate_every": 0,
-    } | options
-    strategy = strategy_of(CFL, plan, **options)
+    strategy = strategy_of(CFL, plan, **quiet(recorder=kept, **{"first_split": 0, **options}))
     start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
     result = strategy.start(grid or Pulled(optima), start, rounds, train_config=ConfigRecord(config or {}))
     return unpack_models(result.arrays)[0], strategy, kept
@@ -98,44 +92,20 @@ def test_the_bipartition_is_the_best_of_all(n):
         assert similarities[np.ix_(side == 0, side == 1)].max() == closest == by_brute_force(similarities)
 
 
-def by_spanning_tree(similarities):
-    """Cut the least edge of a maximum spanning tree, which Prim's algorithm grows."""
-    inside, edges = [0], []
-    while len(inside) < len(similarities):
-        outside = np.setdiff1d(np.arange(len(similarities)), inside)
-        row, column = np.unravel_index(similarities[np.ix_(inside, outside)].argmax(), (len(inside), len(outside)))
-        edges.append((similarities[inside[row], outside[column]], inside[row], outside[column]))
-        inside.append(outside[column])
-    least, side = min(edges), np.zeros(len(similarities), int)
-    for edge in edges:
-        side[edge[2]] = 1 if edge == least else side[edge[1]]
-    return side, least[0]
-
-
-def test_the_bipartition_cuts_the_least_edge_of_a_maximum_spanning_tree():
-    rng = np.random.default_rng(0)
-    for n in rng.integers(2, 40, 50):
-        similarities = rng.uniform(-1, 1, (n, n))
-        similarities = (similarities + similarities.T) / 2
-        (side, closest), (expected, least) = bipartition(similarities), by_spanning_tree(similarities)
-        assert (side.tolist(), closest) == (expected.tolist(), least)
-
-
 # ---- a run ---------------------------------------------------------------------------------------------------
 
 
 def test_the_first_rounds_are_fedavg_and_the_first_split_is_by_hand():
-    optima = np.array([[4.0, 0, 0, 0], [4.0, 0, 0, 0], [4.0, 0, 0, 0], [-12.0, 0, 0, 0]])
-    models, _, kept = run(optima, rounds=1)
+    models, _, kept = run(THREE, rounds=1)
     np.testing.assert_allclose(models, [[0, 0, 0, 0], [0, 0, 0, 0]])  # the mean update is 0: a split at once
     (root, first, second) = tree(kept)
     assert (root["ended"], root["why"], root["cluster"], root["similarity"]) == (1, "split", None, -1.0)
     assert (first["clients"], first["cluster"], first["born"], first["parent"]) == ([0, 1, 2], 0, 1, 0)
     assert (second["clients"], second["cluster"], second["ended"]) == ([3], 1, None)
-    models, _, kept = run(optima, rounds=2)
+    models, _, kept = run(THREE, rounds=2)
     np.testing.assert_allclose(models[:, 0], [2, -6])  # each half goes on from theta*, half of the way
     assert kept.lines[1]["notes"]["norms"] == {"0": [2.0, 2.0], "1": [6.0, 6.0]}
-    models, _, kept = run(optima + np.eye(4)[0], rounds=3, first_split=3)
+    models, _, kept = run(THREE + np.eye(4)[0], rounds=3, first_split=3)
     np.testing.assert_allclose(models, [[0.875, 0, 0, 0]])  # no split yet; half, then a quarter, ... of the way to 1
 
 
@@ -160,7 +130,7 @@ def test_weights_count_in_the_mean():
             return collected
 
     plan = Weighted(clients=3, num_clusters=1, sampling_rate=1.0, rounds=1)
-    strategy = CFL(plan, streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
+    strategy = CFL(plan, **quiet())
     optima = np.array([[2.0, 0, 0, 0], [2.0, 0, 0, 0], [10.0, 0, 0, 0]])
     result = strategy.start(Pulled(optima), pack_models(np.zeros((1, 4), np.float32), LAYOUT), 1)
     np.testing.assert_allclose(unpack_models(result.arrays)[0][0, 0], 17 / 5, rtol=1e-6)
@@ -175,26 +145,6 @@ def test_clients_that_are_alike_stay_together_and_the_run_ends_when_nothing_move
     assert len(kept.states) == tree(kept)[0]["ended"] < 15  # of 40 rounds
     # by hand: 5 stands in all coordinates, the first update is 5 long, and a round halves it: 0.01 of it in round 8
     assert tree(kept)[0]["ended"] == 8
-
-
-def test_a_run_that_ended_early_is_evaluated_in_its_last_round_also_when_it_resumes():
-    optima = np.full((3, 4), 5.0)
-    kept = Kept()
-    plan = NoPrivacy(clients=3, num_clusters=1, sampling_rate=1.0, rounds=30)
-    setting = {
-        "streams": Streams(0),
-        "registration_timeout": 0.0,
-        "recorder": kept,
-        "first_split": 0,
-        "evaluate_every": 30,
-    }
-    start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
-    whole = strategy_of(CFL, plan, **setting).start(Pulled(optima), start, 30)
-    assert list(whole.evaluate_metrics_clientapp) == [8]
-    again = strategy_of(CFL, plan, **setting, resume_from=kept.states[-1]).start(Pulled(optima), start, 30)
-    assert list(again.evaluate_metrics_clientapp) == [8]
-    np.testing.assert_array_equal(unpack_models(again.arrays)[0], unpack_models(whole.arrays)[0])
-    assert len(kept.states) == 8
 
 
 def test_where_nobody_is_alike_one_cluster_stays_and_says_so_once(caplog):
@@ -235,9 +185,8 @@ def test_thresholds_are_as_told_or_in_units_of_the_first_max_update_norm():
 
 
 def test_a_split_and_a_stop_wait_for_every_member():
-    optima = np.array([[4.0, 0, 0, 0]] * 3 + [[-12.0, 0, 0, 0]])
-    grid = Pulled(optima, silent=lambda client, round: client == 1 and round <= 3)
-    models, _, _ = run(optima, rounds=3, grid=grid)
+    grid = Pulled(THREE, silent=lambda client, round: client == 1 and round <= 3)
+    models, _, _ = run(THREE, rounds=3, grid=grid)
     assert len(models) == 1
     grid = Pulled(np.full((3, 4), 5.0), silent=lambda client, round: client == 1)
     _, strategy, _ = run(np.full((3, 4), 5.0), rounds=20, grid=grid)
@@ -245,16 +194,14 @@ def test_a_split_and_a_stop_wait_for_every_member():
 
 
 def test_a_cluster_that_nobody_answers_for_keeps_its_model():
-    optima = np.array([[4.0, 0, 0, 0]] * 3 + [[-12.0, 0, 0, 0]])
-    grid = Pulled(optima, silent=lambda client, round: client == 3 and round > 1)
-    models, _, _ = run(optima, rounds=4, grid=grid)
+    grid = Pulled(THREE, silent=lambda client, round: client == 3 and round > 1)
+    models, _, _ = run(THREE, rounds=4, grid=grid)
     np.testing.assert_allclose(models[:, 0], [4 * 0.875, 0])
 
 
 def test_a_cluster_that_stopped_is_not_asked_again():
-    optima = np.array([[4.0, 0, 0, 0]] * 3 + [[-12.0, 0, 0, 0]])
-    grid = Pulled(optima)
-    _, _, kept = run(optima, rounds=30, grid=grid, stationary_norm=0.1, incongruent_norm=1.0)
+    grid = Pulled(THREE)
+    _, _, kept = run(THREE, rounds=30, grid=grid, stationary_norm=0.1, incongruent_norm=1.0)
     stopped = {node["clients"][0]: node["ended"] for node in tree(kept) if node["why"] == "stationary"}
     assert stopped[0] < stopped[3]  # three clients had a shorter way
     assert max(round for round, client in grid.asked if client == 0) == stopped[0]
@@ -333,9 +280,8 @@ def test_numbers_that_make_no_sense_are_refused(options, said):
 def test_a_part_of_the_clients_and_client_level_privacy_are_refused_with_the_reason():
     with pytest.raises(StrategyError, match=r"set sampling-rate to 1, not 0\.5"):
         CFL(NoPrivacy(clients=4, num_clusters=1, sampling_rate=0.5, rounds=2))
-    private = Joint.calibrated(
-        clients=40, num_clusters=1, sampling_rate=1.0, rounds=2, epsilon=8, delta=1e-4, clip_norm=1
-    )
+    shape = {"clients": 40, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 2}
+    private = Joint.calibrated(**shape, epsilon=8, delta=1e-4, clip_norm=1)
     for name in ("cfl", "lcfl"):
         with pytest.raises(StrategyError, match="labels depend on the data of several clients"):
             STRATEGIES[name](private)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from kit.toy_grids import Kept
+from kit.toy_grids import Kept, quiet
 from test_base import CLIENTS, ZERO, Stub, nothing
 
 from coterie.privacy import Streams
@@ -134,11 +134,8 @@ def test_keys_of_clients_are_bounded():
 
     assert dict(keys("a" * 100_050, "b\nround 9/9", "c\x1b[2J", "d\u202e", "e" * 101, "f")) == {"f": 1.0}
     assert len(keys(*(f"key {i}" for i in range(5000)))) == 100
-    contents = [
-        RecordDict({"diagnostics": MetricRecord({f"{client}-{i}": 1.0 for i in range(90)} | {"z": float(client)})})
-        for client in range(4)
-    ]
-    means = mean_of_clients(contents)
+    many = [{f"{client}-{i}": 1.0 for i in range(90)} | {"z": float(client)} for client in range(4)]
+    means = mean_of_clients([RecordDict({"diagnostics": MetricRecord(each)}) for each in many])
     assert len(means) == 100
     assert means["z"] == 1.5  # the key of all clients stays
 
@@ -173,7 +170,7 @@ def test_a_damaged_update_costs_one_reply():
             content["update"]["output.bias"].__dict__["shape"] = 5
         return [content]
 
-    strategy = FedAvg(nothing(), streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
+    strategy = FedAvg(nothing(), **quiet())
     result = strategy.start(Stub(spoil), ZERO, 1)
     assert strategy.statistics.accepted == CLIENTS - 1
     assert np.all(np.isfinite(next(iter(result.arrays.values())).numpy()))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from test_base import UP, Coming, Stub, nothing, private, start
+from kit.toy_grids import quiet
+from test_base import UP, ZERO, Coming, Stub, nothing, private, start
 
 from coterie.strategies import IFCA, FedAvg, StrategyError
 
@@ -41,38 +42,32 @@ def test_a_dead_node_is_not_asked_and_one_that_comes_back_says_again_who_it_is()
     assert grid.greeted == [2, 3, 4, 3]
 
 
-def test_a_node_that_does_not_say_who_it_is_is_asked_again_while_the_run_waits():
-    class Shy(Stub):
-        greeted = 0
+class Shy(Stub):
+    """Node 8 says only after so many questions who it is."""
 
-        def _answers(self, questions):
-            for message in questions:
-                self.greeted += message.metadata.message_type != "train"
-                if message.metadata.message_type == "train" or message.metadata.dst_node_id != 8 or self.greeted > 9:
-                    yield from super()._answers([message])
+    def __init__(self, lost):
+        super().__init__()
+        self.lost, self.greeted = lost, 0
 
-    grid = Shy()
-    start(grid, registration_timeout=0.0)
-    assert len(grid.asked) == 7
-    grid = Shy()
-    start(grid, registration_timeout=5.0)
-    assert len(grid.asked) == 8
+    def _answers(self, questions):
+        for message in questions:
+            if message.metadata.message_type != "train" and message.metadata.dst_node_id == 8:
+                self.greeted += 1
+                if self.greeted <= self.lost:
+                    continue
+            yield from super()._answers([message])
+
+
+@pytest.mark.parametrize(("wait", "asked"), [(0.0, 7), (5.0, 8)])
+def test_a_node_that_does_not_say_who_it_is_is_asked_again_while_the_run_waits(wait, asked):
+    grid = Shy(2)
+    start(grid, registration_timeout=wait)
+    assert len(grid.asked) == asked
 
 
 @pytest.mark.parametrize("plan", [nothing, private])
 def test_a_node_whose_introductions_are_lost_takes_part_as_soon_as_one_comes_through(plan):
-    class Shy(Stub):
-        greeted = 0
-
-        def _answers(self, questions):
-            for message in questions:
-                if message.metadata.message_type != "train" and message.metadata.dst_node_id == 8:
-                    self.greeted += 1
-                    if self.greeted <= 3:  # two before round 1, one before round 2
-                        continue
-                yield from super()._answers([message])
-
-    grid = Shy()
+    grid = Shy(3)  # two before round 1, one before round 2
     start(grid, plan(rounds=4), rounds=4)
     assert [grid.asked.count(client) for client in range(8)] == [4] * 7 + [2]
     assert grid.greeted == 4
@@ -80,10 +75,7 @@ def test_a_node_whose_introductions_are_lost_takes_part_as_soon_as_one_comes_thr
 
 def test_messages_live_as_long_as_the_round():
     grid = Faulty(())
-    strategy = FedAvg(nothing(), registration_timeout=0.0, evaluate_every=0)
-    from test_base import ZERO
-
-    strategy.start(grid, ZERO, 1, timeout=7.0)
+    FedAvg(nothing(), **quiet()).start(grid, ZERO, 1, timeout=7.0)
     assert {message.metadata.ttl for message in grid.sent} == {7.0}
 
 

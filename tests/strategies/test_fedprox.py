@@ -4,18 +4,8 @@ import numpy as np
 import pytest
 from kit.toys import trained
 
-SMALL = {
-    "clients": 8,
-    "groups": "2",
-    "rounds": 2,
-    "local-epochs": 3,
-    "samples-per-client": 10,
-    "batch-size": 5,
-    "lr": 0.1,
-    "evaluate": "off",
-    "seed": 3,
-    "model": "linear",
-}
+SMALL = {"clients": 8, "groups": "2", "rounds": 2, "local-epochs": 3, "samples-per-client": 10, "batch-size": 5}
+SMALL |= {"lr": 0.1, "evaluate": "off", "seed": 3, "model": "linear"}
 
 
 def distance(some, others):

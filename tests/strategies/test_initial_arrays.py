@@ -21,9 +21,8 @@ class Untouched:
 
 
 def private():
-    return Joint.calibrated(
-        clients=100, num_clusters=1, sampling_rate=0.2, rounds=2, clip_norm=1.0, epsilon=2, delta=1e-4
-    )
+    shape = {"clients": 100, "num_clusters": 1, "sampling_rate": 0.2, "rounds": 2}
+    return Joint.calibrated(**shape, clip_norm=1.0, epsilon=2, delta=1e-4)
 
 
 def normalised():
@@ -35,18 +34,12 @@ def state(**more):
 
 
 ARRAYS = {
-    "state_dict": (
-        lambda: ArrayRecord(normalised().state_dict()),
-        "'1.running_mean' is a statistic.*without_batch_norm",
-    ),
+    "state_dict": (lambda: ArrayRecord(normalised().state_dict()), "'1.running_mean' is a stat.*without_batch_norm"),
     "int64": (lambda: state(ids=torch.arange(4)), "'ids' is int64: .*trainable_arrays"),
     "uint8": (lambda: state(image=torch.zeros(4, dtype=torch.uint8)), "'image' is uint8"),
     "bool": (lambda: state(mask=torch.ones(4, dtype=torch.bool)), "'mask' is bool"),
     "complex": (lambda: state(turn=torch.ones(4, dtype=torch.complex64)), "'turn' is complex64"),
-    "counter alone": (
-        lambda: state(**{"norm.num_batches_tracked": torch.tensor(0)}),
-        "'norm.num_batches_tracked' is int64",
-    ),
+    "counter": (lambda: state(**{"a.num_batches_tracked": torch.tensor(0)}), "'a.num_batches_tracked' is int64"),
     "second cluster": (
         lambda: ArrayRecord({"0/w": Array(np.zeros(2)), "1/w": Array(np.zeros(2, np.int32))}),
         "'1/w' is int32",

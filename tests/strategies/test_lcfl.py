@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from kit.toy_grids import Answering, Kept, changing, reply_to
-from kit.toys import UP, strategy_of
-from test_toy import CONFIG, plan, towards
-from test_toy import LAYOUT as PIXELS
+from flwr.app import MetricRecord, RecordDict
+from kit.toy_grids import Answering, Kept, changing, quiet, reply_to
+from kit.toys import strategy_of
 
-from coterie.engine.in_process import LocalGrid
-from coterie.privacy import Joint, NoPrivacy, Streams
+from coterie.privacy import NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import LCFL, Averaging, StrategyError, lcfl
 from coterie.strategies.lcfl import LCFLSettings
@@ -48,11 +45,8 @@ class Halfway(Answering):
         return list(self.nodes)
 
     def asked(self, verb, round=None, client=None):
-        return [
-            q
-            for q in self.questions
-            if q.verb == verb and round in (None, q.config["round"]) and client in (None, q.client)
-        ]
+        asked = [q for q in self.questions if q.verb == verb and round in (None, q.config["round"])]
+        return [q for q in asked if client in (None, q.client)]
 
     def answers(self, client, message):
         verb = message.metadata.message_type
@@ -74,16 +68,9 @@ def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
     """Models, the strategy, the grid and what was kept, after so many rounds from 0."""
     grid = grid or Halfway()
     m, d = grid.optima.shape
-    setting = NoPrivacy(
-        clients=m, num_clusters=max(k, 1), sampling_rate=sampling_rate, rounds=max(rounds, planned or 1)
-    )
-    options = {
-        "streams": Streams(0),
-        "evaluate_every": 0,
-        "registration_timeout": 0.0,
-        "recorder": Kept(),
-        "clusters": k,
-    } | options
+    planned = max(rounds, planned or 1)
+    setting = NoPrivacy(clients=m, num_clusters=max(k, 1), sampling_rate=sampling_rate, rounds=planned)
+    options = quiet(**{"recorder": Kept(), "clusters": k, **options})
     strategy = strategy_of(LCFL, setting, **options)
     zero = pack_models(np.zeros((1, d), np.float32), Layout(("w",), ((d,),)))
     result = strategy.start(grid, zero, rounds)
@@ -455,40 +442,7 @@ def test_a_resumed_run_goes_on_with_the_same_clusters(until, options, tmp_path):
     np.testing.assert_array_equal(strategy.histogram, straight.histogram)
 
 
-def test_two_groups_of_pixels_by_hand(tmp_path):
-    """One full batch a round: round 1 is a step from 0, round 2 one from there."""
-    setting = plan("none", 2, rounds=2)
-    strategy = LCFL(setting, streams=Streams(0), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
-    config = ConfigRecord({**CONFIG, "groups": "6:2"})
-    zero = pack_models(np.zeros((1, 4), np.float32), PIXELS)
-    result = strategy.start(LocalGrid(8), zero, 2, train_config=config)
-    first = towards(0.5)
-    second = first + towards(1 / (1 + np.exp(-2 * first @ UP)))
-    np.testing.assert_allclose(unpack_models(result.arrays)[0], [second, -second], atol=1e-6)
-    last = result.evaluate_metrics_clientapp[2]
-    assert (last["accuracy"], last["groups_found"], last["clustering_accuracy"]) == (1.0, 2, 1.0)
-    assert last["confusion"] == [6, 0, 0, 2]
-
-
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-def test_client_level_privacy_is_refused_with_the_reason():
-    setting = Joint(
-        clients=8,
-        num_clusters=2,
-        sampling_rate=1.0,
-        rounds=2,
-        clip_norm=1.0,
-        epsilon=1.0,
-        delta=1e-5,
-        noise_multiplier=1.0,
-    )
-    with pytest.raises(
-        StrategyError,
-        match="lcfl supports privacy-unit none or record, not 'client': its labels depend on the data of several",
-    ):
-        LCFL(setting)
 
 
 @pytest.mark.parametrize(
@@ -501,10 +455,7 @@ def test_client_level_privacy_is_refused_with_the_reason():
         ({"warm_up_rounds": -1}, "lcfl.warm-up-rounds = -1: must be"),
         ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be an integer, at least 1"),
         ({"warm_up_rounds": 4}, "warm-up-rounds = 4 must be less than rounds = 4"),
-        (
-            {"warm_up_rounds": 3, "averaging": Averaging(0.5)},
-            "average-last = 0.5 begins before the clustering in round 4: set it to at most 0.25",
-        ),
+        ({"warm_up_rounds": 3, "averaging": Averaging(0.5)}, "before the clustering in round 4: set it to at most"),
     ],
 )
 def test_settings_that_make_no_sense(options, complaint):

@@ -89,9 +89,8 @@ def test_a_split_adds_copies_of_the_largest_up_to_the_maximum(most, moves):
 def test_a_shrunk_copy_of_a_model_loses_its_clients_and_the_groups_remain():
     """Models 0 and 1 serve group 0, model 2 group 1, and model 3 is idle: 4 models for 2 groups."""
     start = np.stack([9 * UP, 8 * UP, -8 * UP, 0 * UP])
-    models, result, _, strategy = train(
-        IFCA, plan("none", 4, rounds=20), start, rounds=20, clusters=0, evaluate_every=20
-    )
+    options = {"rounds": 20, "clusters": 0, "evaluate_every": 20}
+    models, result, _, strategy = train(IFCA, plan("none", 4, rounds=20), start, **options)
     assert len(models) == strategy.plan.num_clusters == 2
     assert sorted(np.sign(models @ UP)) == [-1, 1]
     assert result.evaluate_metrics_clientapp[20]["groups_found"] == 2

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from kit.site_tables import AGE, OUTCOME, SEX
 
 from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunFolder, run
@@ -13,21 +14,7 @@ from coterie.strategies import OneShot
 from coterie.strategies.registry import STRATEGIES
 
 CLIENTS, RECORDS = 6, 24
-_SCHEMA = """version = 1
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 15
-{range}
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-"""
+_SCHEMA = "version = 1\n" + OUTCOME + AGE + SEX
 
 
 def images(path, x, y):
@@ -46,9 +33,7 @@ def plain_table(path, x, y):
 
 def described_table(path, x, y):
     with path.with_suffix(".csv").open("w", newline="") as file:
-        rows = [
-            [50 + 15 * row[0], "fm"[int(row[1] > 0)], ("no", "yes")[label]] for row, label in zip(x, y, strict=True)
-        ]
+        rows = [[50 + 10 * a, "fm"[int(b > 0)], ("alive", "dead")[label]] for (a, b), label in zip(x, y, strict=True)]
         csv.writer(file).writerows([["age", "sex", "outcome"], *rows])
 
 
@@ -57,18 +42,11 @@ KINDS = {
     "images": (images, {"input-shape": "1x8x8", "num-classes": 2}),
     "vectors": (vectors, {"input-shape": "2", "num-classes": 2}),
     "plain table": (plain_table, {"input-shape": "2", "num-classes": 2}),
-    "bounded schema": (described_table, {"table-schema": _SCHEMA.format(range="range = [0, 110]")}),
-    "unbounded schema": (described_table, {"table-schema": _SCHEMA.format(range="")}),
+    "bounded schema": (described_table, {"table-schema": _SCHEMA}),
+    "unbounded schema": (described_table, {"table-schema": _SCHEMA.replace("range = [0, 100]\n", "")}),
 }
-SMALL = {
-    "clients": CLIENTS,
-    "local-epochs": 1,
-    "model": "auto",
-    "privacy-unit": "none",
-    "sampling-rate": 1.0,
-    "seed": 1,
-    "device": "cpu",
-}
+SMALL = {"clients": CLIENTS, "local-epochs": 1, "model": "auto", "privacy-unit": "none", "sampling-rate": 1.0}
+SMALL |= {"seed": 1, "device": "cpu"}
 #: What a method requires beside these.
 MORE = {"ppfc-gan": {"synthetic-samples": 20, "pretrain-epochs": 1, "joint-epochs": 1, "dcn-restarts": 1}}
 ONE_MODEL = {"fedavg", "fedper", "fedprox", "local"}

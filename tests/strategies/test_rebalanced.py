@@ -11,18 +11,8 @@ from coterie.strategies import IFCA, FedCAM, FeSEM, RRCluster
 from coterie.strategies.rr_cluster import RRClusterSettings
 
 BASES = {"ifca": IFCA, "fesem": FeSEM, "fedcam": FedCAM}
-SMALL = {
-    "clients": 12,
-    "clusters": 2,
-    "groups": "3:1",
-    "rounds": 2,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "sampling-rate": 1.0,
-    "evaluate": "off",
-    "seed": 3,
-    "epsilon": 50,
-}
+SMALL = {"clients": 12, "clusters": 2, "groups": "3:1", "rounds": 2, "local-epochs": 1, "samples-per-client": 10}
+SMALL |= {"sampling-rate": 1.0, "evaluate": "off", "seed": 3, "epsilon": 50}
 PLANNED = {"clients": 40, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 2, "rebalance_min": 3}
 PLANNED |= {"noise_multiplier": 1, "clip_norm": 1, "epsilon": 50, "identifier_share": 0.2, "delta": 1e-3}
 

@@ -1,6 +1,5 @@
 """Record level: what each method does, by hand, and that no client can break a round or spend more than its budget."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -222,18 +221,16 @@ def another_cluster(content):
     ],
 )
 def test_a_client_that_lies_is_left_out(change, reason, tmp_path):
-    models, _, strategy = train(
-        Oracle, plan(2), np.zeros((1, 4)), tmp_path, grid=lying(CLIENTS, change), true_groups=GROUPS
-    )
+    options = {"grid": lying(CLIENTS, change), "true_groups": GROUPS}
+    models, _, strategy = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path, **options)
     assert strategy.statistics.dropped.total() == 1
     assert reason in next(iter(strategy.statistics.dropped))
     np.testing.assert_allclose(models, [STEP, -STEP], atol=2 * TOLERANCE)  # the mean of the others
 
 
 def test_what_a_client_says_of_its_records_is_not_believed(tmp_path):
-    lied, *_ = train(
-        Oracle, plan(2), np.zeros((1, 4)), tmp_path / "l", grid=lying(CLIENTS, many_records), true_groups=GROUPS
-    )
+    options = {"grid": lying(CLIENTS, many_records), "true_groups": GROUPS}
+    lied, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "l", **options)
     true, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "t", true_groups=GROUPS)
     np.testing.assert_array_equal(lied, true)
 
@@ -253,9 +250,7 @@ def test_no_honest_client_is_too_long():
 
 
 def test_a_client_refuses_what_its_budget_does_not_allow_and_the_others_go_on(tmp_path):
-    cheap = RecordPlan.calibrated(
-        num_examples=RECORDS, batch_size=RECORDS, rounds=3, epsilon=50.0, delta=1e-5, clip_norm=1.0
-    )
+    cheap = RecordPlan.calibrated(num_examples=RECORDS, batch_size=RECORDS, rounds=3, epsilon=50.0, delta=1e-5)
     ledger = ClientLedger(1e-5, 50.0, tmp_path / "client-2.ledger.jsonl", "pld")
     ledger.spend(1, cheap.planned())  # client 2 has spent all of it, in another run
     ledger.close()
@@ -280,66 +275,27 @@ def test_a_charge_is_on_disk_and_a_repeated_round_is_another_one(tmp_path):
 
 def test_a_deployed_client_s_own_budget_wins(tmp_path):
     plan = RecordPlan.calibrated(num_examples=100, batch_size=10, rounds=5, epsilon=8.0, delta=1e-4)
-    with pytest.raises(
-        ClientError, match=r"client 1 rejects the request: round 1 would raise epsilon to .* above the budget of 0.01"
-    ):
+    reason = "client 1 rejects the request: round 1 would raise epsilon to .* above the budget of 0.01"
+    with pytest.raises(ClientError, match=reason):
         spend(Client(1, budget=(0.01, 1e-4)), tmp_path, plan, 1, plan.part())
     _, charges = read_ledger(tmp_path / "client-1.ledger.jsonl")
     assert charges == []  # nothing was revealed
     assert Client(1, "x", (0.01, 1e-4)).budget == (0.01, 1e-4)
 
 
-def test_the_plan_fits_its_budget_to_the_last_round(tmp_path):
-    plan = RecordPlan.calibrated(
-        num_examples=60,
-        batch_size=7,
-        rounds=12,
-        epsilon=3.0,
-        delta=1e-4,
-        first_batch_size=60,
-        selection="gumbel",
-        selections=11,
-    )
+@pytest.mark.parametrize("losses", [False, True])
+def test_the_plan_fits_its_budget_to_the_last_round(losses, tmp_path):
+    own = {"first_batch_size": 60, "selection": "gumbel", "selections": 11}
+    own = {"compared": 41, "loss_noise": 4.0, "models_per_message": 16} if losses else own
+    plan = RecordPlan.calibrated(num_examples=60, batch_size=7, rounds=12, epsilon=3.0, delta=1e-4, **own)
     for number in range(1, 13):
-        spend(Client(0), tmp_path, plan, number, plan.part(first=number == 1, chooses=number > 1))
-    with pytest.raises(ClientError, match="round 13"):
-        spend(Client(0), tmp_path, plan, 13, plan.part())
-
-
-def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
-    plans = [
-        RecordPlan.calibrated(num_examples=n, batch_size=b, rounds=3, epsilon=e, delta=1e-5)
-        for n, b, e in ((100, 10, 2.0), (60, 20, 5.0))
-    ]
-    level = RecordLevel.of(tuple(plans), clients=5, num_clusters=2, weights="examples")
-    ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
-    for number in (1, 2, 3):
-        for event, count in level.charges(TrainRequest(first_batch=number == 1)).items():
-            ledger.charge_round(number, event, count)
-    ledger.close()
-    paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
-    assert paper["certified"] is True
-    assert paper["unit"] == "record"
-    assert 4.9 < paper["epsilon"] <= 5
-    named = paper["profiles"]
-    assert [each["clients"] for each in named] == [3, 2]
-    assert 1.9 < named[0]["epsilon"] <= 2 == named[0]["epsilon_budget"]
-    assert named[1]["epsilon"] == paper["epsilon"]
-    json.dumps(paper)
-
-
-def test_same_noise_other_first_batches_other_epsilons():
-    numbers = {
-        "num_examples": 1000,
-        "batch_size": 32,
-        "rounds": 20,
-        "epsilon": 5.0,
-        "delta": 1e-4,
-        "noise_multiplier": 1.3,
-    }
-    small, whole = (RecordPlan(**numbers, first_batch_size=first).cost() for first in (32, 1000))
-    assert small < whole
-    assert RecordPlan(**numbers, first_batch_size=1000).planned()[Event(1.0, 1.3)] == 1
+        part = plan.part() if losses else plan.part(first=number == 1, chooses=number > 1)
+        asked = [plan.losses(models) for models in (16, 16, 9)] if losses and number == 1 else []
+        for events in (part, *asked):
+            spend(Client(0), tmp_path, plan, number, events)
+    for events in (plan.part(), *([plan.losses(16)] if losses else [])):
+        with pytest.raises(ClientError, match="round 13"):
+            spend(Client(0), tmp_path, plan, 13, events)
 
 
 class Wary(LocalGrid):
@@ -355,9 +311,8 @@ class Wary(LocalGrid):
 
 def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     none = NoPrivacy(clients=CLIENTS, num_clusters=2, sampling_rate=1.0, rounds=1)
-    _, result, strategy = train(
-        Oracle, none, np.zeros((1, 4)), tmp_path, grid=Wary(tmp_path / "own"), true_groups=GROUPS
-    )
+    options = {"grid": Wary(tmp_path / "own"), "true_groups": GROUPS}
+    _, result, strategy = train(Oracle, none, np.zeros((1, 4)), tmp_path, **options)
     assert strategy.statistics.accepted == 0
     reasons = " ".join(strategy.statistics.dropped)
     assert "guarantee = record-level refuses" in reasons
@@ -383,27 +338,39 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
         assert not list((tmp_path / selection).glob("*.jsonl"))
 
 
-def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
-    done, chosen = [], []
+@pytest.fixture
+def done(monkeypatch):
+    """Settings of DP-SGD that was asked for; nothing is trained."""
+    found = []
 
     def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched, below):
-        done.append(settings[0])
+        found.append(settings[0])
         return np.zeros_like(start)
+
+    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
+    return found
+
+
+def steps_of(ledger):
+    """All charges, and of each round that for its steps."""
+    _, charges = read_ledger(ledger)
+    return charges, {each["round"]: each for each in charges if each.get("count", 1) > 1 or each["round"] == 1}
+
+
+def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch, done):
+    chosen = []
 
     def choose_nothing(losses, bound, epsilon, rng):
         chosen.append((losses.noisy_sum(bound, np.zeros).shape, bound, epsilon))
         return 0
 
-    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
     monkeypatch.setattr("coterie.client.record_level.noisy_argmin", choose_nothing)
     # All updates are equal, so there are no groups: told two, the mixture takes the first it finds.
     terms = client_plan(rounds=3, choices=2)
-    terms = replace(
-        terms, batch_size=2, clip_norm=0.7, first_noise_multiplier=0.3, noise_multiplier=0.1, local_epochs=3
-    )
+    terms = replace(terms, batch_size=2, clip_norm=0.7, first_noise_multiplier=0.3, noise_multiplier=0.1)
+    terms = replace(terms, local_epochs=3)
     train(RCDPFL, plan(2, plans=[terms]), np.zeros((1, 4)), tmp_path, rounds=3)
-    _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
-    charged = {charge["round"]: charge for charge in charges if charge.get("count", 1) > 1 or charge["round"] == 1}
+    charges, charged = steps_of(tmp_path / "client-0.ledger.jsonl")
     for number, settings in enumerate(done, 1):
         charge = charged[number]
         assert settings.batch_size / settings.num_examples == charge["sampling_rate"]
@@ -418,18 +385,10 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
     assert {charge["noise_multiplier"] for charge in choices} == {selection_event(20.0).noise_multiplier}
 
 
-def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path, monkeypatch):
-    done = []
-
-    def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched, below):
-        done.append(settings[0])
-        return np.zeros_like(start)
-
-    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
+def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path, done):
     terms = client_plan(rounds=3, choices=2, clip_share=0.2, clip_factor=0.8, first_noise_multiplier=0.3, noise=0.1)
     train(RCDPFL, plan(2, plans=[replace(terms, batch_size=2, local_epochs=3)]), np.zeros((1, 4)), tmp_path, rounds=3)
-    _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
-    charged = {charge["round"]: charge for charge in charges if charge.get("count", 1) > 1 or charge["round"] == 1}
+    _, charged = steps_of(tmp_path / "client-0.ledger.jsonl")
     noises = [0.3, 0.1, 0.1]
     assert [charged[number]["noise_multiplier"] for number in (1, 2, 3)] == noises
     for settings, noise in zip(done[:: len(done) // 3], noises, strict=True):
@@ -633,27 +592,6 @@ def test_losses_are_charged_on_disk_before_they_are_drawn(tmp_path, monkeypatch)
     assert charged == [1]
 
 
-def test_a_plan_with_losses_fits_its_budget_to_the_last_round(tmp_path):
-    plan = RecordPlan.calibrated(
-        num_examples=60,
-        batch_size=7,
-        rounds=12,
-        epsilon=3.0,
-        delta=1e-4,
-        compared=41,
-        loss_noise=4.0,
-        models_per_message=16,
-    )
-    spend(Client(0), tmp_path, plan, 1, plan.part())
-    for models in (16, 16, 9):
-        spend(Client(0), tmp_path, plan, 1, plan.losses(models))
-    for number in range(2, 13):
-        spend(Client(0), tmp_path, plan, number, plan.part())
-    for events in (plan.part(), plan.losses(16)):
-        with pytest.raises(ClientError, match="round 13"):
-            spend(Client(0), tmp_path, plan, 13, events)
-
-
 class Latecomer(LocalGrid):
     """Client 5 registers after round 1."""
 
@@ -687,29 +625,11 @@ def test_late_clients_pay_by_themselves(metric, tmp_path):
 
 def test_an_unseeded_run_of_lcfl_is_certified_within_its_budget(tmp_path):
     unseeded = {key: value for key, value in BOUND_1.items() if key != "seed"}
-    terms = RecordPlan.calibrated(
-        num_examples=RECORDS,
-        batch_size=RECORDS,
-        rounds=2,
-        epsilon=6.0,
-        delta=1e-5,
-        compared=9,
-        loss_noise=3.0,
-        models_per_message=4,
-    )
-    setting = plan(2, plans=[terms])
+    numbers = {"num_examples": RECORDS, "batch_size": RECORDS, "rounds": 2, "epsilon": 6.0, "delta": 1e-5}
+    setting = plan(2, plans=[RecordPlan.calibrated(**numbers, **COMPARED | {"loss_noise": 3.0})])
     ledger = setting.ledger(tmp_path / "ledger.jsonl", seed=None)
-    _, _, strategy = train(
-        LCFL,
-        setting,
-        np.zeros((1, 4)),
-        tmp_path,
-        2,
-        config=unseeded,
-        ledger=ledger,
-        streams=Streams(),
-        models_per_message=4,
-    )
+    options = {"config": unseeded, "ledger": ledger, "streams": Streams(), "models_per_message": 4}
+    _, _, strategy = train(LCFL, setting, np.zeros((1, 4)), tmp_path, 2, **options)
     ledger.close()
     assert strategy.statistics.accepted == strategy.statistics.asked == (1 + 3 + 1) * CLIENTS
     header, charges = read_ledger(tmp_path / "ledger.jsonl")
@@ -786,8 +706,3 @@ def test_a_reply_with_an_invalid_share_is_dropped(tmp_path, share):
     norms, _, strategy = recorded(tmp_path, 2, adaptive(2), dishonest(share))
     assert sum(strategy.statistics.dropped.values()) == 2
     assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-2)
-
-
-def test_a_fixed_clipping_norm_releases_no_share(tmp_path):
-    with pytest.raises(KeyError, match="clip_norm"):
-        recorded(tmp_path, 1, plan(1))

@@ -71,11 +71,6 @@ def test_the_number_of_clusters_may_be_searched_and_the_norm_adapts():
     assert config.plan.identifier_share == 0.1
 
 
-def test_large_federations_take_turns():
-    plan = RunConfig({"mechanism": "secure", "clients": 2500}).plan
-    assert (plan.slots, plan.participations(80)) == (3, 27)
-
-
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

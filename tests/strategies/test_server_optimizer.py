@@ -5,21 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.run_folders import model, run_in
 from kit.tables import for_rows
+from kit.toy_grids import quiet
 from kit.toys import UP
-from test_base import CLIENTS, LAYOUT, Stub, nothing, private
+from test_base import CLIENTS, ZERO, Stub, nothing, private
 
 from coterie.fields import FieldError
-from coterie.privacy import Banded, Joint, RRSlot, Streams
+from coterie.privacy import Banded, Joint, RRSlot
 from coterie.server import ConfigError, RunConfig, RunFolder, planning
 from coterie.strategies import FedAvg, ServerOptimizer
 from coterie.strategies.registry import STRATEGIES
 from coterie.wire import ClientConfig
-from coterie.wire.messages import pack_models, unpack_models
+from coterie.wire.messages import unpack_models
 
 EXACT = np.zeros((1, 2))
 MOMENTUM, ADAM = ServerOptimizer("momentum"), ServerOptimizer("adam")
@@ -143,10 +143,8 @@ def test_adams_step_size_depends_on_rounds_alone_with_white_noise():
 
 
 def test_at_record_level_noise_is_unknown_and_nothing_is_subtracted():
-    config = RunConfig(
-        {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90, "server-optimizer": "adam"}
-    )
-    plan = planning.sketch(config)
+    settings = {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}
+    plan = planning.sketch(RunConfig({**settings, "server-optimizer": "adam"}))
     assert plan.noise_of_sums(1) == 0
     assert step_of(plan) == pytest.approx(0.3 / math.sqrt(plan.rounds), rel=0.1)
     assert step_of(plan, "momentum") == 1
@@ -158,9 +156,8 @@ def test_at_record_level_noise_is_unknown_and_nothing_is_subtracted():
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM])
 def test_moved_models_take_their_state_along_and_new_ones_have_none(optimizer):
     _, kept = path(optimizer, MEANS[:, :, :4])
-    arrays = ServerOptimizer.rearranged(
-        {"other": np.arange(3), **kept}, np.array([1, -1, 0]), np.array([1.0, 1.0, 0.5])
-    )
+    given = {"other": np.arange(3), **kept}
+    arrays = ServerOptimizer.rearranged(given, np.array([1, -1, 0]), np.array([1.0, 1.0, 0.5]))
     np.testing.assert_array_equal(arrays["other"], np.arange(3))
     later = np.tile(MEANS[0, :1, :4], (3, 1))
     step, _ = optimizer(arrays, later, np.zeros((3, 2)), 0.1, 0)
@@ -224,11 +221,9 @@ def test_a_method_that_replaces_its_arrays_keeps_those_of_the_optimizer():
             self.state = {"mine": np.array([number])}
             return stepped
 
-    options = {"streams": Streams(0), "evaluate_every": 0, "registration_timeout": 0.0}
     optimizer = ServerOptimizer("momentum", 0.5)
-    strategy = Forgetful(nothing(rounds=3), server_optimizer=optimizer, **options)
-    start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
-    moved = unpack_models(strategy.start(Stub(), start, 3, train_config=ConfigRecord({})).arrays)[0]
+    strategy = Forgetful(nothing(rounds=3), server_optimizer=optimizer, **quiet())
+    moved = unpack_models(strategy.start(Stub(), ZERO, 3).arrays)[0]
     np.testing.assert_allclose(moved, [(0.5 + 0.75 + 0.875) * UP], rtol=1e-6)
     assert sorted(strategy.state) == ["mine", "optimizer-mean", "optimizer-steps"]
     assert strategy.statistics.accepted == 3 * CLIENTS
