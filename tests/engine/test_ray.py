@@ -66,19 +66,10 @@ def run_on_both(settings, path, workers):
 
 @pytest.mark.parametrize("participation", ["visible", "secret"])
 def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path, workers):
-    settings = {
-        "clients": CLIENTS,
-        "clusters": 2,
-        "groups": "2",
-        "rounds": 4,
-        "sampling-rate": 0.5 if participation == "visible" else 0.4,
-        "mechanism": "banded",
-        "participation": participation,
-        "delta": 1e-3,
-        "samples-per-client": 20,
-        "seed": 7,
-        "registration-timeout": 600.0,
-    }
+    settings = {"clients": CLIENTS, "clusters": 2, "groups": "2", "rounds": 4}
+    settings |= {"sampling-rate": 0.5 if participation == "visible" else 0.4, "mechanism": "banded"}
+    settings |= {"participation": participation, "delta": 1e-3, "samples-per-client": 20, "seed": 7}
+    settings |= {"registration-timeout": 600.0}
     for folder, _ in run_on_both(settings, tmp_path, workers):
         _, charges = read_ledger(folder.path / "ledger.jsonl")
         assert [charge["slot"] for charge in charges] == [0, 1, 0, 1]
@@ -104,16 +95,8 @@ def test_ray_and_local_agree(strategy, unit, tmp_path, workers):
     assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
 
 
-SUMMED = {
-    "strategy": "ifca",
-    "clusters": 2,
-    "clients": CLIENTS,
-    "rounds": 2,
-    "sampling-rate": 1.0,
-    "samples-per-client": 20,
-    "evaluate": "off",
-    "seed": 7,
-}
+SUMMED = {"strategy": "ifca", "clusters": 2, "clients": CLIENTS, "rounds": 2, "sampling-rate": 1.0}
+SUMMED |= {"samples-per-client": 20, "evaluate": "off", "seed": 7}
 
 
 def trained(path, grid):

@@ -19,23 +19,9 @@ from coterie.engine.ray import EngineError, ray_workers
 from coterie.server import RunConfig, RunFolder, run
 
 CLIENTS = 12
-SETTINGS = {
-    "dataset": "kit.toys:noted",
-    "clients": CLIENTS,
-    "groups": "1",
-    "shift": "none",
-    "samples-per-client": 5,
-    "model": "linear",
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": 0.1,
-    "rounds": 3,
-    "evaluate": "off",
-    "sampling-rate": 1.0,
-    "privacy-unit": "none",
-    "seed": 7,
-    "registration-timeout": 600.0,
-}
+SETTINGS = {"dataset": "kit.toys:noted", "clients": CLIENTS, "groups": "1", "shift": "none", "samples-per-client": 5}
+SETTINGS |= {"model": "linear", "local-epochs": 1, "batch-size": 5, "lr": 0.1, "rounds": 3, "evaluate": "off"}
+SETTINGS |= {"sampling-rate": 1.0, "privacy-unit": "none", "seed": 7, "registration-timeout": 600.0}
 
 pytestmark = [
     pytest.mark.ray,
@@ -148,14 +134,8 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
         x = np.full((5, 2), -9 if client == 3 else client, np.float32)
         np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
-    settings = {
-        **SETTINGS,
-        **own,
-        "samples-per-client": 0,
-        "strategy": "fedavg",
-        "model": "kit.toys:deadly",
-        "rounds": 6,
-    }
+    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "kit.toys:deadly"}
+    settings |= {"rounds": 6}
     del settings["groups"], settings["shift"]
     _, records = on_cluster(cluster, tmp_path / "run", settings)
     assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores

@@ -393,14 +393,8 @@ def test_clients_get_no_seed_unless_the_run_has_one():
 
 
 def test_differences_ignore_where_a_run_is_kept():
-    there = {
-        "out": "b",
-        "resume": True,
-        "data-dir": "d",
-        "device": "cpu",
-        "registration-timeout": 1,
-        "round-timeout": 2,
-    }
+    there = {"out": "b", "resume": True, "data-dir": "d", "device": "cpu", "registration-timeout": 1}
+    there |= {"round-timeout": 2}
     there |= {"min-clients": 1, "min-replies": 0.5, "privacy-unit": "none"}
     here = RunConfig({"out": "a", "privacy-unit": "none"})
     assert here.differences(RunConfig(there)) == {}

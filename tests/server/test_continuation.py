@@ -15,18 +15,8 @@ from coterie.privacy.check import check
 from coterie.server import FolderError, RunConfig, RunError, RunFolder
 from coterie.wire.messages import TRAIN
 
-BASE = {
-    "strategy": "fedavg",
-    "clients": 20,
-    "clusters": 1,
-    "groups": "1",
-    "rounds": 2,
-    "sampling-rate": 0.5,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "evaluate-every": 2,
-}
+BASE = {"strategy": "fedavg", "clients": 20, "clusters": 1, "groups": "1", "rounds": 2, "sampling-rate": 0.5}
+BASE |= {"local-epochs": 1, "samples-per-client": 10, "model": "linear", "evaluate-every": 2}
 PUBLIC = {**BASE, "privacy-unit": "none", "seed": 3}
 # Noise by hand leaves most of the budget.
 PRIVATE = {**BASE, "epsilon": 20, "noise-multiplier": 3.0}

@@ -10,20 +10,8 @@ from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import DIVERGED
 
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "4",
-    "num-classes": 0,
-    "strategy": "fedavg",
-    "clients": 3,
-    "rounds": 6,
-    "sampling-rate": 1,
-    "batch-size": 10,
-    "local-epochs": 5,
-    "lr": 0.1,
-    "device": "cpu",
-    "evaluate": "off",
-}
+SETTINGS = {"dataset": "own", "input-shape": "4", "num-classes": 0, "strategy": "fedavg", "clients": 3, "rounds": 6}
+SETTINGS |= {"sampling-rate": 1, "batch-size": 10, "local-epochs": 5, "lr": 0.1, "device": "cpu", "evaluate": "off"}
 
 
 @pytest.fixture

@@ -11,20 +11,9 @@ from coterie.models import ModelError
 from coterie.server import RunConfig, RunError, RunFolder
 from coterie.wire.messages import EVALUATE, TRAIN
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "clients": 6,
-    "clusters": 1,
-    "groups": "1",
-    "rounds": 2,
-    "sampling-rate": 1,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "privacy-unit": "none",
-    "seed": 1,
-    "evaluate-every": 1,
-}
+SETTINGS = {"strategy": "fedavg", "clients": 6, "clusters": 1, "groups": "1", "rounds": 2, "sampling-rate": 1}
+SETTINGS |= {"local-epochs": 1, "samples-per-client": 10, "model": "linear", "privacy-unit": "none", "seed": 1}
+SETTINGS |= {"evaluate-every": 1}
 NETWORKS = """
 import torch
 from torch import nn

@@ -23,20 +23,9 @@ from coterie.server.checkpoints import read_checkpoint
 from coterie.server.run import RunError
 from coterie.server.simulate import prepare, simulate
 
-SETTINGS = {
-    "mechanism": "secure",
-    "clients": 12,
-    "groups": "2",
-    "rounds": 2,
-    "local-epochs": 1,
-    "samples-per-client": 20,
-    "model": "linear",
-    "clusters": 2,
-    "epsilon": 1e6,
-    "delta": 1e-3,
-    "evaluate": "off",
-    "corrupt": 2,
-}
+SETTINGS = {"mechanism": "secure", "clients": 12, "groups": "2", "rounds": 2, "local-epochs": 1}
+SETTINGS |= {"samples-per-client": 20, "model": "linear", "clusters": 2, "epsilon": 1e6, "delta": 1e-3}
+SETTINGS |= {"evaluate": "off", "corrupt": 2}
 
 
 def zeros(rng, std, size):

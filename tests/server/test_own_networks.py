@@ -36,32 +36,15 @@ from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 
 CLIENTS = 6
-COMMON = {
-    "clients": CLIENTS,
-    "clusters": 2,
-    "groups": "2",
-    "rounds": 2,
-    "local-epochs": 1,
-    "samples-per-client": 20,
-    "seed": 7,
-    "model": "plugged_networks:careful",
-    "train-alone": 0,
-}
+COMMON = {"clients": CLIENTS, "clusters": 2, "groups": "2", "rounds": 2, "local-epochs": 1, "samples-per-client": 20}
+COMMON |= {"seed": 7, "model": "plugged_networks:careful", "train-alone": 0}
 UNITS = {
     "none": {"privacy-unit": "none", "sampling-rate": 1.0},
     "client": {"privacy-unit": "client", "sampling-rate": 0.6, "delta": 1e-3, "epsilon": 50.0},
     "record": {"privacy-unit": "record", "batch-size": 10, "first-round-noise-ratio": 1},
 }
-METHODS = {
-    "ifca": "client",
-    "fedavg": "record",
-    "fedcam": "client",
-    "fedper": "none",
-    "fesem": "none",
-    "cfl": "none",
-    "rc-dpfl": "record",
-    "lcfl": "record",
-}
+METHODS = {"ifca": "client", "fedavg": "record", "fedcam": "client", "fedper": "none", "fesem": "none", "cfl": "none"}
+METHODS |= {"rc-dpfl": "record", "lcfl": "record"}
 
 
 def settings(method, unit, **more):

@@ -19,20 +19,9 @@ from coterie.server import FolderError, RunError, run
 from coterie.server.app import app, open_folder
 from coterie.server.simulate import prepare, simulate
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "dataset": "own",
-    "data-dir": "sites",
-    "input-shape": "4",
-    "num-classes": 2,
-    "clients": 3,
-    "clusters": 1,
-    "model": "linear",
-    "rounds": 4,
-    "sampling-rate": 1,
-    "local-epochs": 1,
-    "out": "run",
-}
+SETTINGS = {"strategy": "fedavg", "dataset": "own", "data-dir": "sites", "input-shape": "4", "num-classes": 2}
+SETTINGS |= {"clients": 3, "clusters": 1, "model": "linear", "rounds": 4, "sampling-rate": 1, "local-epochs": 1}
+SETTINGS |= {"out": "run"}
 
 
 def site(path, seed):

@@ -12,24 +12,9 @@ from coterie.engine.in_process import LocalGrid
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig, RunError, RunFolder, run
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "clusters": 1,
-    "dataset": "own",
-    "input-shape": "1x4x4",
-    "num-classes": 2,
-    "model": "linear",
-    "device": "cpu",
-    "clients": 3,
-    "privacy-unit": "record",
-    "samples-per-client": 24,
-    "batch-size": 8,
-    "local-epochs": 1,
-    "sampling-rate": 1.0,
-    "rounds": 3,
-    "epsilon": 8.0,
-    "evaluate": "off",
-}
+SETTINGS = {"strategy": "fedavg", "clusters": 1, "dataset": "own", "input-shape": "1x4x4", "num-classes": 2}
+SETTINGS |= {"model": "linear", "device": "cpu", "clients": 3, "privacy-unit": "record", "samples-per-client": 24}
+SETTINGS |= {"batch-size": 8, "local-epochs": 1, "sampling-rate": 1.0, "rounds": 3, "epsilon": 8.0, "evaluate": "off"}
 LCFL = {"strategy": "lcfl", "clusters": 2, "landmarks": 0}
 
 

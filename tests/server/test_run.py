@@ -16,21 +16,9 @@ from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import TRAIN, UPDATE, pack_update, unpack_models
 
 # Rebalancing, so that the released histogram matters for what comes after a resume.
-SETTINGS = {
-    "clients": 20,
-    "clusters": 2,
-    "groups": "2",
-    "rounds": 2,
-    "sampling-rate": 0.5,
-    "rebalance-min": 2,
-    "reseed-every": 2,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "lr": 0.1,
-    "clip-norm": 1.0,
-    "evaluate-every": 2,
-}
+SETTINGS = {"clients": 20, "clusters": 2, "groups": "2", "rounds": 2, "sampling-rate": 0.5, "rebalance-min": 2}
+SETTINGS |= {"reseed-every": 2, "local-epochs": 1, "samples-per-client": 10, "model": "linear", "lr": 0.1}
+SETTINGS |= {"clip-norm": 1.0, "evaluate-every": 2}
 SEEDED = {**SETTINGS, "seed": 7}
 
 

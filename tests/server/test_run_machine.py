@@ -24,16 +24,8 @@ from safetensors.numpy import load_file
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder
 
-COMMON = {
-    "clients": 6,
-    "groups": "2",
-    "rounds": 4,
-    "local-epochs": 1,
-    "samples-per-client": 8,
-    "model": "linear",
-    "evaluate-every": 3,
-    "seed": 3,
-}
+COMMON = {"clients": 6, "groups": "2", "rounds": 4, "local-epochs": 1, "samples-per-client": 8, "model": "linear"}
+COMMON |= {"evaluate-every": 3, "seed": 3}
 NONE = {"privacy-unit": "none"}
 CLIENT = {"epsilon": 20.0, "noise-multiplier": 2.0, "delta": 1e-3, "server-lr": 1.0}
 #: Kinds of runs: what each carries from one round to the next.

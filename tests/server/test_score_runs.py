@@ -21,19 +21,9 @@ from coterie.server.run_requests import terms_of
 from coterie.site.policy import Policy
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "dataset": "breast-cancer",
-    "clients": 20,
-    "shift": "none",
-    "groups": "1",
-    "rounds": 3,
-    "model": "linear",
-    "evaluate": "private",
-    "evaluate-every": 2,
-    "evaluate-noise": 0.3,
-    "epsilon": 20,
-}
+SETTINGS = {"strategy": "fedavg", "dataset": "breast-cancer", "clients": 20, "shift": "none", "groups": "1"}
+SETTINGS |= {"rounds": 3, "model": "linear", "evaluate": "private", "evaluate-every": 2, "evaluate-noise": 0.3}
+SETTINGS |= {"epsilon": 20}
 
 
 def execute(path, settings=None, **changes):
@@ -133,22 +123,9 @@ def test_the_share_is_automatic_with_two_classes(changes, share):
     assert ("histograms" in terms_of(config)["releases"]) == (share > 0)
 
 
-RECORD = {
-    "strategy": "fedavg",
-    "dataset": "own",
-    "input-shape": "3",
-    "num-classes": 2,
-    "clients": 6,
-    "privacy-unit": "record",
-    "samples-per-client": 40,
-    "batch-size": 20,
-    "rounds": 2,
-    "model": "linear",
-    "evaluate": "private",
-    "score-share": 0.5,
-    "epsilon": 8,
-    "delta": 1e-3,
-}
+RECORD = {"strategy": "fedavg", "dataset": "own", "input-shape": "3", "num-classes": 2, "clients": 6}
+RECORD |= {"privacy-unit": "record", "samples-per-client": 40, "batch-size": 20, "rounds": 2, "model": "linear"}
+RECORD |= {"evaluate": "private", "score-share": 0.5, "epsilon": 8, "delta": 1e-3}
 
 
 @pytest.fixture(scope="module")

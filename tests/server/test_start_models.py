@@ -21,19 +21,8 @@ from coterie.server import ConfigError, FolderError, RunError, RunFolder, run
 from coterie.server.app import open_folder
 
 SCHEMA = json.loads(Path(coterie.privacy.__file__).with_name("privacy.schema.json").read_text())
-BASE = {
-    "strategy": "fedavg",
-    "clients": 20,
-    "clusters": 1,
-    "groups": "1",
-    "rounds": 2,
-    "sampling-rate": 0.5,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "evaluate": "off",
-    "epsilon": 4,
-}
+BASE = {"strategy": "fedavg", "clients": 20, "clusters": 1, "groups": "1", "rounds": 2, "sampling-rate": 0.5}
+BASE |= {"local-epochs": 1, "samples-per-client": 10, "model": "linear", "evaluate": "off", "epsilon": 4}
 PUBLIC = {**BASE, "privacy-unit": "none"}
 del PUBLIC["epsilon"]
 
