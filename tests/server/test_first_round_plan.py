@@ -39,8 +39,7 @@ def test_no_data_are_read(monkeypatch):
         raise AssertionError("data are read")
 
     expected = plan()
-    for cached in (RecordPlan._calibrated,):
-        cached.cache_clear()
+    RecordPlan._calibrated.cache_clear()
     monkeypatch.setattr(datasets.Federation, "__init__", refuse)
     monkeypatch.setattr(datasets.Federation, "shard", refuse)
     assert plan() == plan(seed=1) == plan(groups="1:2") == expected
