@@ -30,13 +30,7 @@ NONE = {"privacy-unit": "none"}
 CLIENT = {"epsilon": 20.0, "noise-multiplier": 2.0, "delta": 1e-3, "server-lr": 1.0}
 #: Kinds of runs: what each carries from one round to the next.
 KINDS = {
-    "histogram and replaced models": {
-        "strategy": "ifca",
-        "clusters": 2,
-        "rebalance-min": 1,
-        "reseed-every": 1,
-        **CLIENT,
-    },
+    "replaced models": {"strategy": "ifca", "clusters": 2, "rebalance-min": 1, "reseed-every": 1, **CLIENT},
     "without a seed": {"strategy": "ifca", "clusters": 2, **CLIENT, "seed": "auto"},
     "a search for the number of models": {"strategy": "ifca", "clusters": 0, "max-clusters": 3, "rounds": 20, **NONE},
     "momentum and a mean": {"strategy": "fedavg", "server-optimizer": "momentum", "average-last": 0.7, **NONE},

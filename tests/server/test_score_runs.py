@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from kit.run_folders import run_in
+from kit.run_folders import execute, run_in
 from kit.tables import for_rows
 
 from coterie.client.handlers import HANDLERS
@@ -16,7 +16,7 @@ from coterie.privacy import LedgerError, read_ledger
 from coterie.privacy.check import check, verified
 from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_counts
 from coterie.rounds.score_estimates import estimate
-from coterie.server import RunConfig, RunFolder, planning, run
+from coterie.server import RunConfig, RunFolder, planning
 from coterie.server.run_requests import terms_of
 from coterie.site.policy import Policy
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
@@ -24,11 +24,6 @@ from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
 SETTINGS = {"strategy": "fedavg", "dataset": "breast-cancer", "clients": 20, "shift": "none", "groups": "1"}
 SETTINGS |= {"rounds": 3, "model": "linear", "evaluate": "private", "evaluate-every": 2, "evaluate-noise": 0.3}
 SETTINGS |= {"epsilon": 20}
-
-
-def execute(path, settings=None, **changes):
-    folder = RunFolder.resume(path, changes) if settings is None else RunFolder.create(path, RunConfig(settings))
-    return run_in(folder)
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +211,8 @@ class Watched(LocalGrid):
 
 def test_only_a_client_whose_owner_allows_it_sends_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(Client, "allows", lambda client, release: release != "histograms" or client.client_id % 2 == 0)
-    folder = RunFolder.create(tmp_path / "run", RunConfig(SETTINGS))
     grid = Watched(20)
-    run(folder, grid)
-    folder.close()
+    run_in(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)
     sent = [SCORE_COUNTS in content[DIAGNOSTICS] for content in grid.replies]
     assert sorted(sent) == [False] * 10 + [True] * 10
     counts = [content[DIAGNOSTICS][SCORE_COUNTS] for content in grid.replies if SCORE_COUNTS in content[DIAGNOSTICS]]
