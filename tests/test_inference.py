@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from kit.commands import assert_refused, document
+from kit.run_folders import execute
 from kit.site_tables import AGE, SEX
 from kit.tables import for_rows
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_digits
 
@@ -62,9 +62,6 @@ def sites(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(sites, tmp_path_factory):
     """Trains once for each set of options; returns the run folder."""
-    from coterie.engine.in_process import LocalGrid
-    from coterie.server import RunConfig, RunFolder, run
-
     made = {}
 
     def train(**changes):
@@ -75,11 +72,7 @@ def trained(sites, tmp_path_factory):
             values |= {"local-epochs": 2, "reseed-every": 0} if "strategy" not in changes else {}
             values |= {name.replace("_", "-"): value for name, value in changes.items()}
             path = tmp_path_factory.mktemp("run") / "run"
-            folder = RunFolder.create(path, RunConfig({name: v for name, v in values.items() if v is not None}))
-            try:
-                run(folder, LocalGrid(CLIENTS if values["clients"] is None else values["clients"]))
-            finally:
-                folder.close()
+            execute(path, {name: value for name, value in values.items() if value is not None})
             made[key] = path
         return made[key]
 
@@ -585,9 +578,3 @@ def test_onnx_models_equal_the_pytorch_models(trained, sites, tmp_path, changes)
 def test_without_the_extra_the_way_to_it_is_said(trained, coterie, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert_refused(coterie("export", trained(), "--onnx", "out"), "pip install 'coterie[onnx]'")
-
-
-def test_files_of_models_hold_one_card_each(trained):
-    for cluster in (0, 1):
-        with safe_open(trained() / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
-            assert ModelCard.parse(file.metadata()["about"]).cluster == cluster

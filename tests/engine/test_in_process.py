@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -76,13 +77,10 @@ def test_the_client_app_tells_the_same_losses():
 
 def test_workers_give_the_same_answers_in_order():
     content, layout = question("cnn-tiny")
-    here, there = LocalGrid(12), LocalGrid(12, workers=2)
-    try:
-        replies = ask(there, content)
-        assert [r.metadata.src_node_id for r in replies] == list(range(1, 13))
-        np.testing.assert_allclose(updates(replies, layout), updates(ask(here, content), layout), atol=1e-6)
-    finally:
-        there.close()
+    with closing(LocalGrid(12, workers=2)) as grid:
+        replies = ask(grid, content)
+    assert [r.metadata.src_node_id for r in replies] == list(range(1, 13))
+    np.testing.assert_allclose(updates(replies, layout), updates(ask(LocalGrid(12), content), layout), atol=1e-6)
 
 
 @for_rows("sampled", [False, True])
@@ -91,13 +89,9 @@ def test_workers_evaluate_as_this_process_does(sampled):
     drawn = [layout.flatten(initialise("cnn-tiny", (1, 8, 8), 10, seed)) for seed in range(3)]
     content["models"] = pack_models(np.stack(drawn), layout)
     content["config"]["sampled"] = sampled
-    here, there = LocalGrid(12), LocalGrid(12, workers=2)
-    try:
-        expected, found = (
-            [dict(r.content["diagnostics"]) for r in ask(grid, content, "evaluate")] for grid in (here, there)
-        )
-    finally:
-        there.close()
+    with closing(LocalGrid(12, workers=2)) as there:
+        replies = [ask(grid, content, "evaluate") for grid in (LocalGrid(12), there)]
+    expected, found = ([dict(reply.content["diagnostics"]) for reply in each] for each in replies)
     assert [report["client-id"] for report in found] == list(range(12))
     assert len({report["cluster"] for report in found}) > 1
     for one, other in zip(found, expected, strict=True):
@@ -110,14 +104,6 @@ def test_replies_name_the_message_that_they_answer():
     replies = list(LocalGrid(12).send_and_receive(messages))
     assert [r.metadata.reply_to_message_id for r in replies] == [m.metadata.message_id for m in messages]
     assert [r.content["reply"]["client-id"] for r in replies] == [2, 8]
-
-
-def test_failing_clients_become_error_replies():
-    content, _ = question()
-    content["config"]["dataset"] = "kit.toys:broken"
-    replies = ask(LocalGrid(12), content)
-    assert len(replies) == 12
-    assert all(r.has_error() and "the disk is gone" in r.error.reason for r in replies)
 
 
 def own_data(folder, faults, model="mlp-32", clients=6):
@@ -141,11 +127,8 @@ def test_data_that_cannot_be_loaded_fail_their_client_alone(workers, tmp_path):
     whole, layout = own_data(tmp_path / "whole", {})
     damaged, _ = own_data(tmp_path, {2: b"no archive", 4: {"x": np.zeros((10, 3)), "y": np.zeros(10, int)}})
     expected = updates(ask(LocalGrid(6), whole, nodes=range(1, 7)), layout)
-    grid = LocalGrid(6, workers)
-    try:
+    with closing(LocalGrid(6, workers)) as grid:
         replies = ask(grid, damaged, nodes=range(1, 7))
-    finally:
-        grid.close()
     replies.sort(key=lambda reply: int(reply.metadata.reply_to_message_id))
     assert [r.has_error() for r in replies] == [False, False, True, False, True, False]
     assert "client-2.npz" in replies[2].error.reason
@@ -159,15 +142,12 @@ def test_data_that_cannot_be_loaded_fail_their_client_alone(workers, tmp_path):
 def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
     deadly = {"x": np.full((10, 2), -9.0, np.float32), "y": np.arange(10) % 2}
     content, _ = own_data(tmp_path, {1: deadly}, model="kit.toys:deadly")
-    grid = LocalGrid(6, workers=2)
-    try:
+    with closing(LocalGrid(6, workers=2)) as grid:
         for _ in range(2):  # the engine answers further rounds too
             replies = ask(grid, content, nodes=range(1, 7))
             replies.sort(key=lambda reply: int(reply.metadata.reply_to_message_id))
             assert [r.metadata.src_node_id for r in replies if r.has_content()] == [1, 3, 4, 5, 6]
             assert "BrokenProcessPool" in replies[1].error.reason
-    finally:
-        grid.close()
 
 
 KILLED = """
@@ -211,12 +191,9 @@ def draw(_, folder):
 
 @pytest.mark.timeout(60)
 def test_workers_do_not_share_random_generators(tmp_path):
-    workers = Workers(2, ignore_progress)
-    try:
+    with closing(Workers(2, ignore_progress)) as workers:
         one, other = [workers.submit(draw, RecordDict(), tmp_path) for _ in range(2)]
         equal = [a == b for a, b in zip(workers.result(one), workers.result(other), strict=True)]
-    finally:
-        workers.close()
     assert equal == [False, False, False]
 
 
@@ -257,12 +234,8 @@ def test_a_worker_may_die_within_a_result(tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_client_that_failed_alone_is_not_asked_again(workers, tmp_path, caplog):
     content, _ = own_data(tmp_path, {1: b"no archive"})
-    grid = LocalGrid(6, workers)
-    try:
-        with caplog.at_level(logging.WARNING, "flwr"):
-            (reply,) = ask(grid, content, nodes=[2])
-    finally:
-        grid.close()
+    with closing(LocalGrid(6, workers)) as grid, caplog.at_level(logging.WARNING, "flwr"):
+        (reply,) = ask(grid, content, nodes=[2])
     assert reply.has_error()
     assert [record.getMessage().count("client-1.npz") for record in caplog.records] == [1]
 
@@ -309,11 +282,8 @@ def test_what_clients_tell_reaches_the_watcher(workers):
     talking = {"dataset": "kit.toys:talking", "labels": 2, "encoder": "none", "release-counts": False}
     content["config"] = ConfigRecord({**content["config"], **talking})
     heard = []
-    grid = LocalGrid(12, workers, heard.append)
-    try:
+    with closing(LocalGrid(12, workers, heard.append)) as grid:
         ask(grid, content, "query.label", nodes=[1])
-    finally:
-        grid.close()
     assert heard == ["reading"]
     report_progress("to the log, once the grid is closed")
     assert heard == ["reading"]
@@ -350,15 +320,12 @@ def test_a_long_run_has_one_worker_per_core(settings, device, cores, workers):
 
 def test_a_client_s_gan_is_there_before_the_next_client_trains():
     content, heard = points_question("train.gan"), []
-    grid = LocalGrid(12, 0, heard.append)
-    try:
+    with closing(LocalGrid(12, 0, heard.append)) as grid:
         replies = grid.send_and_receive(Message(content, dst_node_id=n, message_type="train.gan") for n in (8, 9))
         assert next(replies).metadata.src_node_id == 8
         assert heard == ["GAN of client 7: epoch 1 of 1"]
         assert next(replies).metadata.src_node_id == 9
         assert heard[1:] == ["GAN of client 8: epoch 1 of 1"]
-    finally:
-        grid.close()
 
 
 @pytest.mark.parametrize("verb", ["train.gan", "train.centroids", "query.label"])

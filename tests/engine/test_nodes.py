@@ -236,25 +236,11 @@ def test_pushed_messages_are_pulled_once():
 
 
 @for_rows("nodes", [0, -2, [], ()])
-def test_a_grid_needs_nodes(nodes):
+def test_a_grid_needs_nodes_and_a_client_app(nodes):
     with pytest.raises(ValueError, match="nodes must be"):
         InProcessGrid(linear_app(), nodes)
-
-
-def test_a_grid_needs_a_client_app():
     with pytest.raises(TypeError, match="not module"):
         InProcessGrid(random, 2)
-
-
-def test_a_whole_server_app_runs():
-    app, results = ServerApp(), []
-
-    @app.main()
-    def main(grid, context):
-        results.append(run(grid, rounds=context.run_config["rounds"]))
-
-    app(InProcessGrid(linear_app(), 2), Context(1, 1, {}, RecordDict(), {"rounds": 2}))
-    assert results[0][0].any()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

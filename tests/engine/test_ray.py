@@ -4,8 +4,9 @@ import gc
 import time
 from contextlib import closing
 
-import numpy as np
 import pytest
+from kit.ray_nodes import ON_RAY
+from kit.run_folders import assert_agree, networks
 
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import ray_workers
@@ -15,13 +16,7 @@ from coterie.strategies.registry import STRATEGIES
 
 CLIENTS = 12
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ON_RAY
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +24,6 @@ def clean_up_after_ray():
     """Ray leaves files open; collect them here, where that is known, and not in some later test."""
     yield
     gc.collect()
-
-
-def models(folder):
-    from safetensors.numpy import load_file
-
-    files = sorted(file for room in ("models", "clients") for file in (folder.path / room).glob("*.safetensors"))
-    return {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
 
 
 def ray_grid(workers):
@@ -57,28 +45,16 @@ def run_on_both(settings, path, workers):
         expected = run(local, LocalGrid(CLIENTS))
     with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray:
         result = run(ray, ray_grid(workers))
-    ours, theirs = models(local), models(ray)
-    assert ours.keys() == theirs.keys() != set()
-    for name, values in ours.items():
-        np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
+    assert_agree(networks(local.path), networks(ray.path))
     return (local, expected), (ray, result)
 
 
 @pytest.mark.parametrize("participation", ["visible", "secret"])
 def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path, workers):
-    settings = {
-        "clients": CLIENTS,
-        "clusters": 2,
-        "groups": "2",
-        "rounds": 4,
-        "sampling-rate": 0.5 if participation == "visible" else 0.4,
-        "mechanism": "banded",
-        "participation": participation,
-        "delta": 1e-3,
-        "samples-per-client": 20,
-        "seed": 7,
-        "registration-timeout": 600.0,
-    }
+    settings = {"clients": CLIENTS, "clusters": 2, "groups": "2", "rounds": 4}
+    settings |= {"sampling-rate": 0.5 if participation == "visible" else 0.4, "mechanism": "banded"}
+    settings |= {"participation": participation, "delta": 1e-3, "samples-per-client": 20, "seed": 7}
+    settings |= {"registration-timeout": 600.0}
     for folder, _ in run_on_both(settings, tmp_path, workers):
         _, charges = read_ledger(folder.path / "ledger.jsonl")
         assert [charge["slot"] for charge in charges] == [0, 1, 0, 1]
@@ -104,23 +80,15 @@ def test_ray_and_local_agree(strategy, unit, tmp_path, workers):
     assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
 
 
-SUMMED = {
-    "strategy": "ifca",
-    "clusters": 2,
-    "clients": CLIENTS,
-    "rounds": 2,
-    "sampling-rate": 1.0,
-    "samples-per-client": 20,
-    "evaluate": "off",
-    "seed": 7,
-}
+SUMMED = {"strategy": "ifca", "clusters": 2, "clients": CLIENTS, "rounds": 2, "sampling-rate": 1.0}
+SUMMED |= {"samples-per-client": 20, "evaluate": "off", "seed": 7}
 
 
 def trained(path, grid):
     """Models of a run on Ray."""
     with closing(RunFolder.create(path, RunConfig(SUMMED))) as folder:
         outcome = run(folder, grid)
-        return models(folder), outcome
+        return networks(folder.path), outcome
 
 
 def test_a_node_sends_one_sum_a_round(tmp_path, workers):
@@ -157,5 +125,4 @@ def test_clients_whose_sums_are_lost_reply_again(tmp_path, monkeypatch, workers)
     monkeypatch.setattr(module, "_merged", lost)
     found, outcome = trained(tmp_path / "lost", ray_grid(workers))
     assert outcome["certified"] is False  # the seed
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
+    assert_agree(expected, found)

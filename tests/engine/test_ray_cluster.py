@@ -11,40 +11,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from kit import ray_nodes, toys
+from kit.run_folders import assert_agree, networks
 from kit.servers import until
-from safetensors.numpy import load_file
 
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import EngineError, ray_workers
 from coterie.server import RunConfig, RunFolder, run
 
 CLIENTS = 12
-SETTINGS = {
-    "dataset": "kit.toys:noted",
-    "clients": CLIENTS,
-    "groups": "1",
-    "shift": "none",
-    "samples-per-client": 5,
-    "model": "linear",
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": 0.1,
-    "rounds": 3,
-    "evaluate": "off",
-    "sampling-rate": 1.0,
-    "privacy-unit": "none",
-    "seed": 7,
-    "registration-timeout": 600.0,
-}
+SETTINGS = {"dataset": "kit.toys:noted", "clients": CLIENTS, "groups": "1", "shift": "none", "samples-per-client": 5}
+SETTINGS |= {"model": "linear", "local-epochs": 1, "batch-size": 5, "lr": 0.1, "rounds": 3, "evaluate": "off"}
+SETTINGS |= {"sampling-rate": 1.0, "privacy-unit": "none", "seed": 7, "registration-timeout": 600.0}
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*ray_nodes.ON_RAY, pytest.mark.timeout(600)]
 
 
 class Cluster:
@@ -106,12 +85,7 @@ def on_cluster(cluster, path, settings, on_metrics=lambda record: None):
             from coterie.engine.ray_workers import RayGrid
 
             run(folder, RayGrid(config.data.clients, workers))
-        return models(path), folder.rounds()
-
-
-def models(path):
-    files = sorted(file for part in ("models", "clients") for file in (path / part).glob("*.safetensors"))
-    return {(file.name, key): values for file in files for key, values in load_file(file).items()}
+        return networks(path), folder.rounds()
 
 
 @pytest.mark.parametrize("method", [{"strategy": "ifca", "clusters": 2}, {"strategy": "local", "clusters": 1}])
@@ -120,10 +94,7 @@ def test_clients_run_on_both_nodes_as_in_the_local_engine(method, cluster, tmp_p
     with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as folder:
         run(folder, LocalGrid(CLIENTS))
     trained, _ = on_cluster(cluster, tmp_path / "ray", settings)
-    expected = models(tmp_path / "local")
-    assert trained.keys() == expected.keys() != set()
-    for name, values in expected.items():
-        np.testing.assert_allclose(trained[name], values, atol=1e-5, err_msg=str(name))
+    assert_agree(networks(tmp_path / "local"), trained)
     assert all(any(place.iterdir()) for place in cluster.places.values())
 
 
@@ -148,14 +119,8 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
         x = np.full((5, 2), -9 if client == 3 else client, np.float32)
         np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
-    settings = {
-        **SETTINGS,
-        **own,
-        "samples-per-client": 0,
-        "strategy": "fedavg",
-        "model": "kit.toys:deadly",
-        "rounds": 6,
-    }
+    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "kit.toys:deadly"}
+    settings |= {"rounds": 6}
     del settings["groups"], settings["shift"]
     _, records = on_cluster(cluster, tmp_path / "run", settings)
     assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores

@@ -5,8 +5,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
+from kit.run_folders import assert_agree, networks
 from kit.tables import for_rows
-from safetensors.numpy import load_file
 
 from coterie.engine.in_process import LocalGrid, SummingGrid
 from coterie.privacy.mechanisms import joint
@@ -39,18 +39,11 @@ def outcome(folder, settings, grid):
     """The result, and all models of server and clients."""
     with closing(grid), closing(RunFolder.create(folder, RunConfig(settings))) as opened:
         result = run(opened, grid)
-    files = sorted(file for room in ("models", "clients") for file in (folder / room).glob("*.safetensors"))
-    return result, {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
+    return result, networks(folder)
 
 
 def settings(**given):
     return {"clients": CLIENTS, "rounds": 2, "samples-per-client": 20, "seed": 7, "groups": "2", **given}
-
-
-def agree(ours, theirs, atol):
-    assert ours.keys() == theirs.keys() != set()
-    for name, values in ours.items():
-        np.testing.assert_allclose(theirs[name], values, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize(("strategy", "unit"), CASES)
@@ -63,7 +56,7 @@ def test_sums_give_the_models_of_messages(strategy, unit, tmp_path):
     ours, models = outcome(tmp_path / "messages", given, LocalGrid(CLIENTS))
     grid = Counting(CLIENTS)
     theirs, summed = outcome(tmp_path / "sums", given, grid)
-    agree(models, summed, 1e-6)
+    assert_agree(models, summed, 1e-6)
     for key in ("charges", "epsilon", "messages_up", "bytes_up", "messages_down", "bytes_down"):
         assert ours.get(key) == theirs.get(key)
     assert ours["diagnostics"]["accuracy"] == pytest.approx(theirs["diagnostics"]["accuracy"], abs=1e-6)
@@ -81,7 +74,7 @@ def test_the_number_of_workers_changes_no_model(model, tmp_path):
     for workers in (1, 2, 4):
         grid = Counting(CLIENTS, workers)
         _, together = outcome(tmp_path / str(workers), given, grid)
-        agree(alone, together, 1e-6)
+        assert_agree(alone, together, 1e-6)
         assert grid.summed == CLIENTS
 
 

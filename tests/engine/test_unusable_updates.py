@@ -21,20 +21,8 @@ from coterie.server.checkpoints import read_checkpoint
 from coterie.wire.messages import SCORE_COUNTS
 
 CLIENTS, SPOILED = 12, 3
-SETTINGS = {
-    "clients": CLIENTS,
-    "rounds": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "local-epochs": 1,
-    "seed": 7,
-    "groups": "2",
-    "clusters": 2,
-    "sampling-rate": 1,
-    "epsilon": 1e4,
-    "delta": 1e-3,
-    "evaluate": "off",
-}
+SETTINGS = {"clients": CLIENTS, "rounds": 1, "samples-per-client": 10, "model": "linear", "local-epochs": 1, "seed": 7}
+SETTINGS |= {"groups": "2", "clusters": 2, "sampling-rate": 1, "epsilon": 1e4, "delta": 1e-3, "evaluate": "off"}
 MECHANISMS = {
     "joint": {},
     "joint, released divisors": {"mechanism": "joint", "divisor": "released"},

@@ -1,4 +1,4 @@
-"""Programs that kill a part of masked rounds again and again, run in a process of their own."""
+"""Programs that kill a part of a run again and again, run in a process of their own."""
 
 import json
 import os

@@ -4,9 +4,14 @@ import contextlib
 import sys
 from pathlib import Path
 
+import pytest
+
 from kit.servers import free_port, running, until
 
 RAY = Path(sys.executable).parent / "ray"
+_IGNORED = ("FutureWarning:ray", "ResourceWarning", "pytest.PytestUnraisableExceptionWarning")
+#: Marks of tests that start Ray, which leaves files open.
+ON_RAY = [pytest.mark.ray, pytest.mark.slow, *(pytest.mark.filterwarnings(f"ignore::{each}") for each in _IGNORED)]
 
 
 @contextlib.contextmanager

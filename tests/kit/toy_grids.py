@@ -2,6 +2,8 @@
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Streams
@@ -74,6 +76,12 @@ def lying(clients, change):
         return replies
 
     return Tampered(clients, changed)
+
+
+class Simulated(LocalGrid, InMemoryGrid):
+    """A grid of Flower's simulations, as far as the ServerApp can tell."""
+
+    get_nodes = Grid.get_nodes
 
 
 class Kept(Recorder):

@@ -104,11 +104,6 @@ def slow(shape, num_classes):
     return Slow(*shape, num_classes)
 
 
-def broken() -> Source:
-    """A data set that cannot be had."""
-    raise OSError("the disk is gone")
-
-
 def strategy_of(method, plan, **options):
     """A strategy whose own settings stand beside the arguments that all strategies have."""
     own = {name: options.pop(name) for name in list(options) if name in method.settings_class.declared()}

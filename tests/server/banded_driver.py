@@ -24,20 +24,9 @@ from coterie.privacy.mechanisms.banded import CorrelatedNoise
 from coterie.server import RunConfig, RunFolder, run
 
 ROUNDS = 12
-SETTINGS = {
-    "clients": 20,
-    "clusters": 2,
-    "groups": "2",
-    "rounds": ROUNDS,
-    "mechanism": "banded",
-    "sampling-rate": 0.25,
-    "evaluate-every": 4,
-    "samples-per-client": 10,
-    "model": "linear",
-    "local-epochs": 1,
-    "noise-multiplier": 8.0,
-    "delta": 1e-3,
-}
+SETTINGS = {"clients": 20, "clusters": 2, "groups": "2", "rounds": ROUNDS, "mechanism": "banded", "sampling-rate": 0.25}
+SETTINGS |= {"evaluate-every": 4, "samples-per-client": 10, "model": "linear", "local-epochs": 1}
+SETTINGS |= {"noise-multiplier": 8.0, "delta": 1e-3}
 
 
 def die_at(left: int, after: bool) -> None:

@@ -199,20 +199,10 @@ def main(folder, kills):
     for client in range(CLIENTS):
         masked = [list(id) for one, id, step in clients.replies if (one, step) == (client, VECTORS)]
         assert sorted(charge["masked"] for charge in sites.charges(client)) == sorted(masked)
-    print(
-        json.dumps(
-            {
-                "kills": made,
-                "rounds": rounds,
-                "skipped": result["skipped_rounds"],
-                "certified": result["certified"],
-                "epsilon": result["epsilon"],
-                "replies": len(clients.replies),
-                "repeated": answered,
-                "open": [client for client in range(CLIENTS) if sites.state(client, "open-round").exists()],
-            }
-        )
-    )
+    summary = {"kills": made, "rounds": rounds, "skipped": result["skipped_rounds"], "certified": result["certified"]}
+    summary |= {"replies": len(clients.replies), "repeated": answered}
+    summary["open"] = [client for client in range(CLIENTS) if sites.state(client, "open-round").exists()]
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

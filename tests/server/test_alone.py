@@ -3,6 +3,8 @@
 import io
 import json
 import math
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,10 +89,7 @@ def test_nothing_is_trained_alone_where_nothing_is_compared(settings):
     assert config.trains_alone == 0
     assert compared_alone(config, SCORES) is SCORES
     assert not any("train alone" in line for line in about(config)["diagnostics"])
-
-
-def test_a_run_without_scores_is_not_compared():
-    scores = Diagnostics()
+    scores = Diagnostics()  # of a run that was not evaluated
     assert compared_alone(RunConfig(SMALL), scores) is scores
 
 
@@ -100,11 +99,8 @@ def test_the_certificate_lists_what_is_computed_without_noise():
 
 
 def test_a_simulation_ends_with_the_comparison(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", RunConfig(SMALL))
-    try:
+    with closing(RunFolder.create(tmp_path / "run", RunConfig(SMALL))) as folder:
         outcome = simulate(folder)
-    finally:
-        folder.close()
     stored = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
     assert stored["alone_accuracy"] == outcome.diagnostics.alone_accuracy > 0
     console = Console(width=200, file=io.StringIO(), record=True)
@@ -113,27 +109,20 @@ def test_a_simulation_ends_with_the_comparison(tmp_path):
 
 
 @for_rows(
-    ("scores", "pays", "text"),
+    ("accuracy", "personal", "alone", "pays", "text"),
     [
-        ({"accuracy": 0.9, "alone_accuracy": 0.5}, True, "yes: 90.0 % against 50.0 % for a model"),
-        ({"accuracy": 0.5, "alone_accuracy": 0.9}, False, "share nothing (strategy local)"),
-        ({"accuracy": 0.5, "alone_accuracy": 0.5}, False, "no difference: 50.0 %, as much as a model that a client"),
-        ({"accuracy": 0.50004, "alone_accuracy": 0.5}, False, "no difference: 50.0 %, as much as a model"),
-        (
-            {"accuracy": 0.4, "personal_accuracy": 0.5, "alone_accuracy": 0.5},
-            False,
-            "no difference: 40.0 %, personalised 50.0 %, as much as",
-        ),
-        (
-            {"accuracy": 0.5, "personal_accuracy": 0.95, "alone_accuracy": 0.9},
-            True,
-            "yes: 50.0 %, personalised 95.0 %,",
-        ),
-        ({"accuracy": 0.5, "personal_accuracy": 0.6, "alone_accuracy": 0.9}, False, "no: 50.0 %, personalised 60.0 %,"),
+        (0.9, None, 0.5, True, "yes: 90.0 % against 50.0 % for a model"),
+        (0.5, None, 0.9, False, "share nothing (strategy local)"),
+        (0.5, None, 0.5, False, "no difference: 50.0 %, as much as a model that a client"),
+        (0.50004, None, 0.5, False, "no difference: 50.0 %, as much as a model"),
+        (0.4, 0.5, 0.5, False, "no difference: 40.0 %, personalised 50.0 %, as much as"),
+        (0.5, 0.95, 0.9, True, "yes: 50.0 %, personalised 95.0 %,"),
+        (0.5, 0.6, 0.9, False, "no: 50.0 %, personalised 60.0 %,"),
     ],
 )
-def test_the_answer(scores, pays, text):
-    answer = federation_pays(Diagnostics(**scores, alone_clients=20, alone_seconds=0.5))
+def test_the_answer(accuracy, personal, alone, pays, text):
+    scores = Diagnostics(accuracy=accuracy, personal_accuracy=personal, alone_accuracy=alone)
+    answer = federation_pays(replace(scores, alone_clients=20, alone_seconds=0.5))
     assert answer[0] is pays
     assert text in answer[1].replace(formats.NBSP, " ")
     assert "mean of 20 clients" in answer[1]

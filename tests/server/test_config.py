@@ -141,9 +141,12 @@ def test_values_are_coerced_from_strings():
         ({"rounds": "1e999"}, ["rounds = '1e999'"]),
         ({"clients": math.nan}, ["clients = nan"]),
         ({"seed": -1}, ["seed = -1", "'auto'"]),
+        ({"seed": 2**63}, ["seed = 9223372036854775808"]),
+        ({"batch-size": 10**400}, ["batch-size = 1000"]),
         ({"label-skew": "non-iid:-0.5"}, ["label-skew = 'non-iid:-0.5'", "non-iid:SHARE (0 to 1)"]),
         ({"label-skew": "non-iid:1.01"}, ["label-skew = 'non-iid:1.01'"]),
         ({"label-skew": "dirichlet:nan"}, ["label-skew = 'dirichlet:nan'"]),
+        ({"label-skew": "dirichlet:1e+10"}, ["label-skew = 'dirichlet:1e+10'"]),
         ({"resume": "perhaps"}, ["resume = 'perhaps'"]),
         # qM/k is 0.2 * 500 / 4 = 25
         ({"sampling-rate": 0.2, "rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
@@ -195,6 +198,8 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"lcfl.proximal-mu": 0.5}, "lcfl.proximal-mu was removed: the clusters of lcfl train by FedAvg"),
         ({"aggregator": "median:0.3"}, "aggregator = 'median:0.3': must be mean, median, trimmed-mean"),
         ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
+        ({"masks": True, "mechanism": "joint"}, "only with secure"),
+        ({"masks": True, "mechanism": "banded"}, "only with secure"),
         ({"participation": "secret"}, "no effect with privacy.mechanism = 'joint', only with banded"),
         ({"participation": "visible"}, "only with banded; leave it out, or change privacy.mechanism"),
         ({"participation": "visible", "mechanism": "rr-slot"}, "no effect with privacy.mechanism = 'rr-slot'"),
@@ -393,14 +398,8 @@ def test_clients_get_no_seed_unless_the_run_has_one():
 
 
 def test_differences_ignore_where_a_run_is_kept():
-    there = {
-        "out": "b",
-        "resume": True,
-        "data-dir": "d",
-        "device": "cpu",
-        "registration-timeout": 1,
-        "round-timeout": 2,
-    }
+    there = {"out": "b", "resume": True, "data-dir": "d", "device": "cpu", "registration-timeout": 1}
+    there |= {"round-timeout": 2}
     there |= {"min-clients": 1, "min-replies": 0.5, "privacy-unit": "none"}
     here = RunConfig({"out": "a", "privacy-unit": "none"})
     assert here.differences(RunConfig(there)) == {}

@@ -6,7 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 from kit.commands import tree
-from kit.run_folders import model, privacy, run_in
+from kit.run_folders import execute, model, privacy
 
 from coterie.client.handlers import HANDLERS
 from coterie.privacy import Event, epsilon, read_ledger
@@ -15,27 +15,11 @@ from coterie.privacy.check import check
 from coterie.server import FolderError, RunConfig, RunError, RunFolder
 from coterie.wire.messages import TRAIN
 
-BASE = {
-    "strategy": "fedavg",
-    "clients": 20,
-    "clusters": 1,
-    "groups": "1",
-    "rounds": 2,
-    "sampling-rate": 0.5,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "evaluate-every": 2,
-}
+BASE = {"strategy": "fedavg", "clients": 20, "clusters": 1, "groups": "1", "rounds": 2, "sampling-rate": 0.5}
+BASE |= {"local-epochs": 1, "samples-per-client": 10, "model": "linear", "evaluate-every": 2}
 PUBLIC = {**BASE, "privacy-unit": "none", "seed": 3}
 # Noise by hand leaves most of the budget.
 PRIVATE = {**BASE, "epsilon": 20, "noise-multiplier": 3.0}
-
-
-def execute(path, settings=None, **changes):
-    """A new run, or (settings None) the one in ``path`` with changes."""
-    folder = RunFolder.resume(path, changes) if settings is None else RunFolder.create(path, RunConfig(settings))
-    return run_in(folder)
 
 
 def setting(path, name):

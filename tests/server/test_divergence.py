@@ -1,29 +1,15 @@
 """Training that diverges, such as a regression on unscaled numbers, ends in a message that names the way out."""
 
-from contextlib import closing
-
 import numpy as np
 import pytest
+from kit import run_folders
 
 from coterie.client import handlers
-from coterie.engine.in_process import LocalGrid
-from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.server import RunError
 from coterie.wire.messages import DIVERGED
 
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "4",
-    "num-classes": 0,
-    "strategy": "fedavg",
-    "clients": 3,
-    "rounds": 6,
-    "sampling-rate": 1,
-    "batch-size": 10,
-    "local-epochs": 5,
-    "lr": 0.1,
-    "device": "cpu",
-    "evaluate": "off",
-}
+SETTINGS = {"dataset": "own", "input-shape": "4", "num-classes": 0, "strategy": "fedavg", "clients": 3, "rounds": 6}
+SETTINGS |= {"sampling-rate": 1, "batch-size": 10, "local-epochs": 5, "lr": 0.1, "device": "cpu", "evaluate": "off"}
 
 
 @pytest.fixture
@@ -35,11 +21,8 @@ def execute(tmp_path):
         for client in range(3):
             x = rng.normal(size=(60, 4))
             np.savez(tmp_path / f"client-{client}.npz", x=scale * x, y=scale * (x @ [1, -2, 3, 0.5]))
-        config = RunConfig(
-            {**SETTINGS, "data-dir": str(tmp_path), **{k.replace("_", "-"): v for k, v in settings.items()}}
-        )
-        with closing(RunFolder.create(tmp_path / f"run-{scale}", config)) as folder:
-            return run(folder, LocalGrid(3))
+        changed = {name.replace("_", "-"): value for name, value in settings.items()}
+        return run_folders.execute(tmp_path / f"run-{scale}", {**SETTINGS, "data-dir": str(tmp_path), **changed})
 
     handlers._log_divergence.cache_clear()
     return call

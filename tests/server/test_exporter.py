@@ -6,13 +6,13 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
 from socketserver import BaseServer
 
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 from kit.commands import TINY
+from kit.toy_grids import Simulated
 
 from coterie.deploy.progress import read_progress
 from coterie.engine.in_process import LocalGrid
@@ -180,11 +180,8 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
     values = TINY | {"privacy-unit": unit, "evaluate": "diagnostic", "out": str(tmp_path / "run")}
     if unit == "record":
         values |= {"strategy": "fedavg", "clusters": 1, "sampling-rate": 1.0}
-    grid = LocalGrid(TINY["clients"], 1)
-    try:
+    with closing(LocalGrid(TINY["clients"], 1)) as grid:
         app(grid, Context(run_id=77, node_id=0, node_config={}, state=RecordDict(), run_config=values))
-    finally:
-        grid.close()
 
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     assert {line["run"] for line in lines} == {"77"}
@@ -211,12 +208,6 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
         accepted = sum(line["replies"]["accepted"] for line in kept)
         assert scraped[-1]['coterie_replies_total{result="accepted"}'] == accepted
         assert found["dropped"] == 0
-
-
-class Simulated(LocalGrid, InMemoryGrid):
-    """A grid of Flower's simulations, as far as the ServerApp can tell."""
-
-    get_nodes = Grid.get_nodes
 
 
 @pytest.mark.parametrize(("kind", "evaluate"), [(LocalGrid, "private"), (Simulated, "diagnostic")])

@@ -3,54 +3,30 @@
 import logging
 
 import pytest
-from kit.run_folders import run_in
+from kit.run_folders import execute
 
 from coterie.client.handlers import HANDLERS
 from coterie.client.state import ClientError
 from coterie.models import ModelError
-from coterie.server import RunConfig, RunError, RunFolder
+from coterie.server import RunError
 from coterie.wire.messages import EVALUATE, TRAIN
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "clients": 6,
-    "clusters": 1,
-    "groups": "1",
-    "rounds": 2,
-    "sampling-rate": 1,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-    "privacy-unit": "none",
-    "seed": 1,
-    "evaluate-every": 1,
-}
+SETTINGS = {"strategy": "fedavg", "clients": 6, "clusters": 1, "groups": "1", "rounds": 2, "sampling-rate": 1}
+SETTINGS |= {"local-epochs": 1, "samples-per-client": 10, "model": "linear", "privacy-unit": "none", "seed": 1}
+SETTINGS |= {"evaluate-every": 1}
 NETWORKS = """
 import torch
 from torch import nn
 
-class Net(nn.Module):
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.out = nn.Linear(shape[1] * shape[2], classes)
-
-    def forward(self, x):
-        return self.out(x.flatten(1).to(self.out.weight.dtype))
-
 def parallel(shape, classes):
-    return nn.DataParallel(Net(shape, classes))
+    return nn.DataParallel(nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes)))
 
 def scripted(shape, classes):
-    return torch.jit.script(Net(shape, classes))
+    return torch.jit.script(parallel(shape, classes).module)
 
 def traced(shape, classes):
-    return torch.jit.trace(Net(shape, classes), torch.zeros(1, *shape))
+    return torch.jit.trace(parallel(shape, classes).module, torch.zeros(1, *shape))
 """
-
-
-def execute(path, settings=None):
-    folder = RunFolder.resume(path, {}) if settings is None else RunFolder.create(path, RunConfig(settings))
-    return run_in(folder)
 
 
 def failing(error):

@@ -8,25 +8,10 @@ from coterie.privacy import FirstRound, Ledger, RecordPlan, certificate, read_le
 from coterie.privacy.check import check
 from coterie.server import RunConfig
 
-RUN = {
-    "strategy": "rc-dpfl",
-    "clients": 12,
-    "samples-per-client": 100,
-    "rounds": 3,
-    "batch-size": 10,
-    "local-epochs": 1,
-    "delta": 1e-4,
-}
-NUMBERS = {
-    "num_examples": 100,
-    "batch_size": 10,
-    "rounds": 3,
-    "epsilon": 8.0,
-    "delta": 1e-4,
-    "first_batch_size": 100,
-    "selection": "gumbel",
-    "selections": 2,
-}
+RUN = {"strategy": "rc-dpfl", "clients": 12, "samples-per-client": 100, "rounds": 3, "batch-size": 10}
+RUN |= {"local-epochs": 1, "delta": 1e-4}
+NUMBERS = {"num_examples": 100, "batch_size": 10, "rounds": 3, "epsilon": 8.0, "delta": 1e-4, "first_batch_size": 100}
+NUMBERS |= {"selection": "gumbel", "selections": 2}
 
 
 def plan(**settings):
@@ -54,8 +39,7 @@ def test_no_data_are_read(monkeypatch):
         raise AssertionError("data are read")
 
     expected = plan()
-    for cached in (RecordPlan._calibrated,):
-        cached.cache_clear()
+    RecordPlan._calibrated.cache_clear()
     monkeypatch.setattr(datasets.Federation, "__init__", refuse)
     monkeypatch.setattr(datasets.Federation, "shard", refuse)
     assert plan() == plan(seed=1) == plan(groups="1:2") == expected

@@ -4,13 +4,11 @@ import json
 import re
 import tomllib
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import tomli_w
-from kit.commands import lines
-from safetensors import safe_open
+from kit.commands import lines, tree
 from safetensors.numpy import load_file
 
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
@@ -18,7 +16,6 @@ from coterie.results import RoundRecord
 from coterie.server import FolderError, RunConfig, RunFolder, planning
 from coterie.strategies import Checkpoint
 from coterie.wire.messages import Layout
-from coterie.wire.model_card import ModelCard
 
 SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
 LAYOUT = Layout(("weight", "bias"), ((2, 3), (2,)))  # not in alphabetical order, as safetensors keeps them
@@ -49,10 +46,6 @@ def charge(folder, rounds):
 
 def power_cut(*args):
     raise OSError("power cut")
-
-
-def tree(path):
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 def test_config_toml_is_the_resolved_configuration(folder, path):
@@ -288,33 +281,6 @@ def test_automatic_evaluation_is_resolved_once(tmp_path):
     assert folder.config["evaluate"] == "private"
     with pytest.raises(FolderError, match="evaluate was 'private', now 'off'"):
         RunFolder.resume(tmp_path / "run", {"evaluate": "off"})
-
-
-def test_models_carry_their_cards(folder, path):
-    card = ModelCard(
-        strategy="ifca",
-        dataset="digits",
-        model="linear",
-        features="none",
-        kind="vectors",
-        shape=(3,),
-        num_classes=2,
-        cluster=0,
-        clusters=2,
-        scaling="none",
-        rounds=4,
-        unit="client",
-        certificate="0" * 64,
-        version="0",
-    )
-    models = state().models
-    folder.write_models(models, LAYOUT, card)
-    for cluster in (0, 1):
-        tensors = load_file(path / "models" / f"cluster-{cluster}.safetensors")
-        np.testing.assert_array_equal(LAYOUT.flatten(tensors), models[cluster])
-        assert tensors["weight"].shape == (2, 3)
-        with safe_open(path / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
-            assert ModelCard.parse(file.metadata()["about"]) == replace(card, cluster=cluster)
 
 
 def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, monkeypatch):

@@ -54,18 +54,8 @@ def test_the_search_ends_with_its_last_action(rounds):
     assert model_search.last(rounds) == due[-1]
 
 
-SMALL = {
-    **_COMMON,
-    "clients": 12,
-    "rounds": 10,
-    "noise-multiplier": 1.0,
-    "epsilon": 100.0,
-    "samples-per-client": 10,
-    "local-epochs": 1,
-    "model": "linear",
-    "evaluate": "off",
-    "sampling-rate": 0.5,
-}
+SMALL = {**_COMMON, "clients": 12, "rounds": 10, "noise-multiplier": 1.0, "epsilon": 100.0, "samples-per-client": 10}
+SMALL |= {"local-epochs": 1, "model": "linear", "evaluate": "off", "sampling-rate": 0.5}
 
 
 def rounds_with_sizes(path):

@@ -11,12 +11,11 @@ import re
 
 import numpy as np
 import pytest
+from kit.run_folders import execute
 from kit.two_worlds import Randomness, differing
 from safetensors import safe_open
 
 from coterie.datasets import own_shard
-from coterie.engine.in_process import LocalGrid
-from coterie.server import RunConfig, RunFolder, run
 
 CLIENTS, RECORDS = 12, 30
 COMMON = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu", "rounds": 3}
@@ -34,13 +33,7 @@ CLIENT_LEVEL = {
     "secure": {"strategy": "ifca", "mechanism": "secure", **TWO, "sampling-rate": 1.0},
 }
 RECORD_LEVEL = {
-    "training and a histogram": {
-        "strategy": "fedavg",
-        "clusters": 1,
-        **ALONE,
-        "evaluate": "private",
-        "score-share": 0.5,
-    },
+    "histogram": {"strategy": "fedavg", "clusters": 1, **ALONE, "evaluate": "private", "score-share": 0.5},
     "losses": {"strategy": "lcfl", "clusters": 2, **ALONE},
     "selection": {"strategy": "rc-dpfl", "clusters": 2, **ALONE},
 }
@@ -101,11 +94,8 @@ def outputs(path, settings, change, caplog, randomness):
     data = write(path / "data", change)
     randomness.restart()
     with caplog.at_level(logging.INFO):
-        folder = RunFolder.create(path / "run", RunConfig({**COMMON, **settings, "data-dir": str(data)}))
-        try:
-            left = dict(entries(run(folder, LocalGrid(CLIENTS)), "outcome"))
-        finally:
-            folder.close()
+        outcome = execute(path / "run", {**COMMON, **settings, "data-dir": str(data)})
+    left = dict(entries(outcome, "outcome"))
     for file in sorted(file for file in (path / "run").rglob("*") if file.is_file()):
         name, content = str(file.relative_to(path / "run")), file.read_bytes().replace(str(path).encode(), b"")
         if file.suffix == ".json":
@@ -168,4 +158,4 @@ def test_a_record_changes_nothing_but_what_is_charged(tmp_path, caplog, randomne
     assert any(key.startswith("models/") for key in moved)
     moved = check({"nothing": base, "a held-out record less": left("a held-out record less")}, CHARGED)
     assert not any(key.startswith("models/") for key in moved)
-    assert bool(moved) == (name == "training and a histogram")
+    assert bool(moved) == (name == "histogram")

@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from kit.run_folders import run_in
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
@@ -16,18 +17,7 @@ from coterie.datasets.local_files import LocalRecords
 from coterie.engine.in_process import LocalGrid
 from coterie.engine.workers import start_server
 from coterie.inference import InferenceError
-from coterie.models import (
-    ModelError,
-    NetworkSpec,
-    build,
-    call,
-    constants,
-    constants_of,
-    file_hash,
-    fingerprint,
-    initialise,
-    merged,
-)
+from coterie.models import NetworkSpec, build, call, constants, constants_of, file_hash, fingerprint, initialise, merged
 from coterie.privacy import Streams
 from coterie.server import ConfigError, RunConfig, RunFolder, run
 from coterie.server.folder import FolderError
@@ -36,32 +26,15 @@ from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 
 CLIENTS = 6
-COMMON = {
-    "clients": CLIENTS,
-    "clusters": 2,
-    "groups": "2",
-    "rounds": 2,
-    "local-epochs": 1,
-    "samples-per-client": 20,
-    "seed": 7,
-    "model": "plugged_networks:careful",
-    "train-alone": 0,
-}
+COMMON = {"clients": CLIENTS, "clusters": 2, "groups": "2", "rounds": 2, "local-epochs": 1, "samples-per-client": 20}
+COMMON |= {"seed": 7, "model": "plugged_networks:careful", "train-alone": 0}
 UNITS = {
     "none": {"privacy-unit": "none", "sampling-rate": 1.0},
     "client": {"privacy-unit": "client", "sampling-rate": 0.6, "delta": 1e-3, "epsilon": 50.0},
     "record": {"privacy-unit": "record", "batch-size": 10, "first-round-noise-ratio": 1},
 }
-METHODS = {
-    "ifca": "client",
-    "fedavg": "record",
-    "fedcam": "client",
-    "fedper": "none",
-    "fesem": "none",
-    "cfl": "none",
-    "rc-dpfl": "record",
-    "lcfl": "record",
-}
+METHODS = {"ifca": "client", "fedavg": "record", "fedcam": "client", "fedper": "none", "fesem": "none", "cfl": "none"}
+METHODS |= {"rc-dpfl": "record", "lcfl": "record"}
 
 
 def settings(method, unit, **more):
@@ -140,17 +113,10 @@ def test_a_file_of_parameters_is_a_public_input(tmp_path, base, frozen):
         models.personalised(records, 0, "mixture")
     before = base.read_bytes()
     moved = base.rename(tmp_path / "moved.safetensors")
-    with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 2, "pretrained": str(moved)})) as folder:
-        run(folder, LocalGrid(CLIENTS))
+    run_in(RunFolder.resume(tmp_path / "run", {"stop-after": 2, "pretrained": str(moved)}))
     moved.write_bytes(before[:-1] + b"\x01")
     with pytest.raises(FolderError, match="is another file than at the start of the run, by its SHA-256"):
         RunFolder.resume(tmp_path / "run", {"stop-after": 0, "pretrained": str(moved)})
-
-
-def test_adapters_that_do_not_fit_are_refused_where_models_are_drawn():
-    config = RunConfig(settings("ifca", "client", model="mlp-32", adapters="lora:rank=10"))
-    with pytest.raises(ModelError, match="below 10, the smaller side of layer 'output'"):
-        initial_models(config, Streams(0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -161,8 +127,7 @@ def test_constants_stay_in_certified_rounds_and_a_resumed_run(tmp_path, workers)
     execute(tmp_path / "run", values, workers)
     file = tmp_path / "run" / "models" / "constants.safetensors"
     before = file.read_bytes()
-    with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 0})) as folder:
-        assert run(folder, LocalGrid(CLIENTS))["certified"]
+    assert run_in(RunFolder.resume(tmp_path / "run", {"stop-after": 0}))["certified"]
     assert file.read_bytes() == before
     assert coterie.load(tmp_path / "run", trust_code=True).card.constants == fingerprint(load_tensors(file))
 
@@ -225,16 +190,3 @@ def test_a_run_starts_from_models_of_the_same_constants_only(tmp_path, monkeypat
     monkeypatch.setattr(plugged_networks, "values", lambda *shape: shape[0] * plugged_networks.torch.ones(*shape))
     with pytest.raises(ConfigError, match=r"start-from.*other frozen parameters or buffers"):
         StartModels.of(RunConfig(follow))
-
-
-def test_a_machine_that_builds_others_fails_before_it_replies(tmp_path, monkeypatch):
-    import plugged_networks
-
-    from coterie.client.cohort import _network
-
-    built = build(COMMON["model"], (1, 8, 8), 10)
-    expected = fingerprint(constants(built))
-    monkeypatch.setattr(plugged_networks, "values", lambda *shape: plugged_networks.torch.zeros(*shape))
-    _network.cache_clear()
-    with pytest.raises(ModelError, match="use the server's version of its code"):
-        _network(COMMON["model"], (1, 8, 8), 10, True, expected)

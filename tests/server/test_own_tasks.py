@@ -116,13 +116,6 @@ def test_test_arrays_are_read_too(tmp_path):
         describe(tmp_path / "a.npz", declared)
 
 
-def test_the_description_speaks_of_the_task(tmp_path):
-    x = np.zeros((4, 4), np.float32)
-    np.savez(tmp_path / "a.npz", x=x, y=[[1, 0], [1, 1], [0, 0], [1, 0]])
-    text = describe(tmp_path / "a.npz", Declared.of(None, "4", 2, None, None, "multi-label"))
-    assert text.startswith("4 records of 4 numbers, 2 labels (0 3, 1 1), ")
-
-
 def test_labels_of_images_have_the_names_of_the_run(tmp_path):
     bits = images(tmp_path / "site", names=("effusion", "nodule"))
     (tmp_path / "site" / "classes.txt").write_text("nodule\neffusion\n")

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from kit.commands import TINY, assert_refused, lines, settings
+from kit.run_folders import run_in
 from kit.tables import for_rows
 
 from coterie.engine.in_process import LocalGrid
@@ -161,8 +162,7 @@ def test_a_resumed_run_continues_its_series_without_duplicates(tmp_path, monkeyp
         events.write(b"\x18\x00\x00\x00")  # an incomplete event
     monkeypatch.undo()
     monkeypatch.setenv("COTERIE_RECORDERS", "tensorboard,mlflow")
-    with closing(RunFolder.resume(tmp_path / "run", {})) as folder:
-        run(folder, LocalGrid(TINY["clients"]))
+    run_in(RunFolder.resume(tmp_path / "run", {}))
     expected = {v[:2]: v.value for line in lines(tmp_path / "run" / "metrics.jsonl") for v in values_of(line)}
     stored, found = mlflow(tmp_path / "run")
     assert found == expected == tensorboard(tmp_path / "run")

@@ -5,7 +5,8 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from test_resume_deployed import SETTINGS, clients, finish  # noqa: F401
+from kit.run_folders import run_in
+from test_resume_deployed import SETTINGS, clients  # noqa: F401
 
 from coterie.client.app import app
 from coterie.deploy.clientapp import answer
@@ -43,7 +44,7 @@ def stated(caplog):
 def run(clients, tmp_path, others, **settings):  # noqa: F811
     grid = Refusing(clients, others)
     folder = RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, **settings}))
-    return grid, finish(folder, grid)
+    return grid, run_in(folder, grid)
 
 
 def test_the_server_states_how_many_refuse_and_why(clients, tmp_path, caplog):  # noqa: F811
@@ -61,16 +62,14 @@ def test_a_run_stops_where_fewer_than_min_clients_take_part(clients, tmp_path, l
     grid = Refusing(clients, {0: POOR, 1: POOR})
     folder = RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, "min-clients": least}))
     if rounds == {1, 2, 3}:
-        finish(folder, grid)
+        run_in(folder, grid)
     else:
         with pytest.raises(RunError, match=rf"round 2: 2 of 3 .*budget: 2.* fewer than min-clients = {least}"):
-            finish(folder, grid)
+            run_in(folder, grid)
     assert set(grid.rounds) == rounds
 
 
 def test_a_client_that_takes_part_again_counts_again(clients, tmp_path, caplog):  # noqa: F811
-    grid = Refusing(clients, {0: POOR})
-    grid.others = {0: POOR}
     folder = RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, "min-clients": 2}))
 
     class Agreeing(Refusing):
@@ -82,7 +81,7 @@ def test_a_client_that_takes_part_again_counts_again(clients, tmp_path, caplog):
             return super()._answers(questions)
 
     with caplog.at_level(logging.WARNING, "flwr"):
-        finish(folder, Agreeing(clients, {0: POOR}))
+        run_in(folder, Agreeing(clients, {0: POOR}))
     assert stated(caplog) == ["round 2: 1 of 3 registered clients refuse to be trained (budget: 1)"]
 
 
@@ -112,7 +111,7 @@ def test_at_client_level_a_refusal_reveals_and_changes_nothing(tmp_path, kind, c
     settings = {"clients": 4, "rounds": 3, "samples-per-client": 10, "sampling-rate": 0.9, "model": "linear"}
     settings |= {"clusters": 1, "strategy": "fedavg", "epsilon": 4.0, "evaluate": "off", "min-clients": 3}
     with caplog.at_level(logging.WARNING, "flwr"):
-        outcome = finish(RunFolder.create(tmp_path / "run", RunConfig(settings)), Lying(REFUSALS[kind]))
+        outcome = run_in(RunFolder.create(tmp_path / "run", RunConfig(settings)), Lying(REFUSALS[kind]))
     assert outcome["rounds"] == 3
     assert stated(caplog) == []
     text = "".join(path.read_text() for path in (tmp_path / "run").glob("*.json*"))

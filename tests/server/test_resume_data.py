@@ -8,31 +8,21 @@ import stat
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 from kit.commands import tree
+from kit.ray_nodes import ON_RAY
+from kit.run_folders import run_in
 from kit.tables import for_rows
+from kit.toy_grids import Simulated
 
 from coterie.datasets import DataError, own_federation
 from coterie.engine.in_process import LocalGrid
-from coterie.server import FolderError, RunError, run
+from coterie.server import FolderError, RunError
 from coterie.server.app import app, open_folder
 from coterie.server.simulate import prepare, simulate
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "dataset": "own",
-    "data-dir": "sites",
-    "input-shape": "4",
-    "num-classes": 2,
-    "clients": 3,
-    "clusters": 1,
-    "model": "linear",
-    "rounds": 4,
-    "sampling-rate": 1,
-    "local-epochs": 1,
-    "out": "run",
-}
+SETTINGS = {"strategy": "fedavg", "dataset": "own", "data-dir": "sites", "input-shape": "4", "num-classes": 2}
+SETTINGS |= {"clients": 3, "clusters": 1, "model": "linear", "rounds": 4, "sampling-rate": 1, "local-epochs": 1}
+SETTINGS |= {"out": "run"}
 
 
 def site(path, seed):
@@ -49,10 +39,7 @@ def session(settings, rounds=None):
 
     folder = open_folder(settings, ".", check=prepare)
     folder.on_metrics = observe
-    try:
-        return run(folder, LocalGrid(folder.config["clients"]))
-    finally:
-        folder.close()
+    return run_in(folder)
 
 
 def resumed(path, **settings):
@@ -167,13 +154,6 @@ def test_a_damaged_file_is_named(home, content):
         resumed(home / "run")
 
 
-class Simulated(LocalGrid, InMemoryGrid):
-    """A grid of `flwr run` with simulated clients, as far as the ServerApp can tell."""
-
-    def get_nodes(self):
-        return Grid.get_nodes(self)
-
-
 def flwr_run(folder):
     values = {**SETTINGS, "out": str(folder.path), "resume": True}
     folder.close()
@@ -187,13 +167,6 @@ def on_ray(folder):
         gc.collect()  # Ray leaves files open
 
 
-ON_RAY = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 ENGINES = [simulate, flwr_run, pytest.param(on_ray, marks=ON_RAY)]
 
 
@@ -225,7 +198,6 @@ def test_without_a_registered_client_no_round_is_charged(home, unit):
     settings = {**SETTINGS, "privacy-unit": unit, "out": "other", "registration-timeout": 0}
     folder = open_folder(settings, home, check=prepare)
     with pytest.raises(RunError, match="no client is registered after 0 s; nothing was charged"):
-        run(folder, Nobody(3))
-    folder.close()
+        run_in(folder, Nobody(3))
     assert len((home / "other/ledger.jsonl").read_text().splitlines()) == 1
     assert resumed(home / "other")["charges"] == 4

@@ -6,30 +6,16 @@ import shutil
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from kit.run_folders import run_in
 
 from coterie.client.app import app
 from coterie.engine.in_process import LocalGrid
 from coterie.privacy.ledger import read_ledger
-from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.server import RunConfig, RunError, RunFolder
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "clusters": 1,
-    "dataset": "own",
-    "input-shape": "1x4x4",
-    "num-classes": 2,
-    "model": "linear",
-    "device": "cpu",
-    "clients": 3,
-    "privacy-unit": "record",
-    "samples-per-client": 24,
-    "batch-size": 8,
-    "local-epochs": 1,
-    "sampling-rate": 1.0,
-    "rounds": 3,
-    "epsilon": 8.0,
-    "evaluate": "off",
-}
+SETTINGS = {"strategy": "fedavg", "clusters": 1, "dataset": "own", "input-shape": "1x4x4", "num-classes": 2}
+SETTINGS |= {"model": "linear", "device": "cpu", "clients": 3, "privacy-unit": "record", "samples-per-client": 24}
+SETTINGS |= {"batch-size": 8, "local-epochs": 1, "sampling-rate": 1.0, "rounds": 3, "epsilon": 8.0, "evaluate": "off"}
 LCFL = {"strategy": "lcfl", "clusters": 2, "landmarks": 0}
 
 
@@ -56,13 +42,15 @@ class Deployed(LocalGrid):
             raise ServerDies
         return replies
 
-    def _reply(self, message):
-        client = message.metadata.dst_node_id - 1
+    def _node(self, client):
         own = self._folder / str(client)
         node = {"client-id": client, "data": str(own / "own.npz"), "state-dir": str(own)}
-        node |= {"guarantee": "trusted-server"}
+        return node | {"guarantee": "trusted-server"}
+
+    def _reply(self, message):
+        client = message.metadata.dst_node_id - 1
         try:
-            return app(message, Context(1, client + 1, node, RecordDict(), {}))
+            return app(message, Context(1, client + 1, self._node(client), RecordDict(), {}))
         except Exception as error:
             return Message(Error(1, str(error)), reply_to=message)
 
@@ -81,13 +69,6 @@ def paid(path):
     return [line["round"] for line in read_ledger(path)[1]]
 
 
-def finish(folder, grid):
-    try:
-        return run(folder, grid)
-    finally:
-        folder.close()
-
-
 @pytest.mark.parametrize(
     ("more", "dies", "charges"),
     [
@@ -100,8 +81,8 @@ def finish(folder, grid):
 def test_a_server_that_dies_with_all_answers_costs_nothing(clients, tmp_path, more, dies, charges):
     path = tmp_path / "run"
     with pytest.raises(ServerDies):
-        finish(RunFolder.create(path, RunConfig({**SETTINGS, **more})), Deployed(clients, dies))
-    outcome = finish(RunFolder.resume(path, {}), Deployed(clients))
+        run_in(RunFolder.create(path, RunConfig({**SETTINGS, **more})), Deployed(clients, dies))
+    outcome = run_in(RunFolder.resume(path, {}), Deployed(clients))
     assert (outcome["rounds"], outcome["certified"]) == (3, True)
     assert paid(path / "ledger.jsonl") == charges
     for i in range(3):
@@ -120,19 +101,19 @@ def test_a_server_that_dies_between_a_charge_and_the_end_of_its_round(clients, t
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "checkpoint", die)
         with pytest.raises(ServerDies):
-            finish(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients))
-    assert finish(RunFolder.resume(path, {}), Deployed(clients))["rounds"] == 3
+            run_in(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients))
+    assert run_in(RunFolder.resume(path, {}), Deployed(clients))["rounds"] == 3
     assert paid(path / "ledger.jsonl") == [1, 2, 3]
 
 
 def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkeypatch):
     path = tmp_path / "run"
     with pytest.raises(ServerDies):
-        finish(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients, ("train", 2)))
+        run_in(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients, ("train", 2)))
     folder = RunFolder.resume(path, {})
     folder.resumed.models[:] += 1
     with pytest.raises(RunError, match="the budget is exhausted after 2 of 3 rounds"):
-        finish(folder, Deployed(clients))
+        run_in(folder, Deployed(clients))
     assert paid(path / "ledger.jsonl") == [1, 2, 2]
     assert paid(clients / "0" / "client-0.ledger.jsonl") == [1, 2, 2]
 
@@ -140,7 +121,7 @@ def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkey
 def test_what_a_client_keeps_is_for_its_user_alone(clients, tmp_path):
     before = os.umask(0)
     try:
-        finish(RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, **LCFL})), Deployed(clients))
+        run_in(RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, **LCFL})), Deployed(clients))
     finally:
         os.umask(before)
     kept = [path for path in clients.rglob("*") if path.name != "own.npz" and path.parent != clients]
@@ -166,21 +147,17 @@ class Changing(Deployed):
             self.asked.append((self._round, [message.metadata.dst_node_id - 1 for message in asked]))
         return [self._reply(message) for message in questions]
 
-    def _reply(self, message):
-        if self._successor is None or message.metadata.dst_node_id != 3:
-            return super()._reply(message)
+    def _node(self, client):
+        if self._successor is None or client != 2:
+            return super()._node(client)
         state = self._folder / "2" if self._round < self._since else self._successor
         node = {"client-id": 2, "data": str(self._successor / "own.npz"), "state-dir": str(state)}
-        node |= {"epsilon": 8.0, "delta": 1e-3, "input-shape": "1x4x4", "num-classes": 2}
-        try:
-            return app(message, Context(1, 3, node, RecordDict(), {}))
-        except Exception as error:
-            return Message(Error(1, str(error)), reply_to=message)
+        return node | {"epsilon": 8.0, "delta": 1e-3, "input-shape": "1x4x4", "num-classes": 2}
 
 
 def test_a_client_that_leaves_for_ever_pays_for_the_rounds_it_was_in(clients, tmp_path):
     grid = Changing(clients)
-    outcome = finish(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)
+    outcome = run_in(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)
     assert (outcome["rounds"], outcome["certified"]) == (3, True)
     assert grid.asked == [(1, [0, 1, 2]), (2, [0, 1]), (3, [0, 1])]
     assert [len(paid(clients / str(i) / f"client-{i}.ledger.jsonl")) for i in range(3)] == [3, 3, 1]
@@ -192,12 +169,12 @@ def test_a_client_that_was_deleted_and_comes_back_has_spent_what_it_spent(client
     data.mkdir()
     os.link(clients / "2" / "own.npz", data / "own.npz")
     grid = Changing(clients, data, since=3)
-    assert finish(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)["rounds"] == 3
+    assert run_in(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)["rounds"] == 3
     assert [number for number, who in grid.asked if 2 in who] == [1, 3]
     assert paid(data / ".coterie-budget.jsonl") == [1, 3]
 
     shutil.rmtree(data / "client-2.answers")  # all that it kept, but for what it spent
-    finish(RunFolder.create(tmp_path / "next", RunConfig(SETTINGS)), Changing(clients, data, since=1))
+    run_in(RunFolder.create(tmp_path / "next", RunConfig(SETTINGS)), Changing(clients, data, since=1))
     assert paid(data / ".coterie-budget.jsonl") == [1, 3, 1]  # a second round of this run would exceed it
 
 
@@ -226,9 +203,9 @@ class Restored(Deployed):
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_client_restored_with_data_and_state_is_noticed_also_by_a_server_that_resumes(clients, tmp_path, resumed):
     grid, settings = Restored(clients, since=3), {**SETTINGS, "stop-after": 2 if resumed else 0}
-    finish(RunFolder.create(tmp_path / "run", RunConfig(settings)), grid)
+    run_in(RunFolder.create(tmp_path / "run", RunConfig(settings)), grid)
     if resumed:
         assert grid.replies == [(1, True), (2, True)]
-        finish(RunFolder.resume(tmp_path / "run", {"stop-after": 0}), grid)
+        run_in(RunFolder.resume(tmp_path / "run", {"stop-after": 0}), grid)
     assert grid.replies == [(1, True), (2, True), (3, False)]
     assert paid(clients / "2" / "client-2.ledger.jsonl") == [1]

@@ -24,27 +24,13 @@ from safetensors.numpy import load_file
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder
 
-COMMON = {
-    "clients": 6,
-    "groups": "2",
-    "rounds": 4,
-    "local-epochs": 1,
-    "samples-per-client": 8,
-    "model": "linear",
-    "evaluate-every": 3,
-    "seed": 3,
-}
+COMMON = {"clients": 6, "groups": "2", "rounds": 4, "local-epochs": 1, "samples-per-client": 8, "model": "linear"}
+COMMON |= {"evaluate-every": 3, "seed": 3}
 NONE = {"privacy-unit": "none"}
 CLIENT = {"epsilon": 20.0, "noise-multiplier": 2.0, "delta": 1e-3, "server-lr": 1.0}
 #: Kinds of runs: what each carries from one round to the next.
 KINDS = {
-    "histogram and replaced models": {
-        "strategy": "ifca",
-        "clusters": 2,
-        "rebalance-min": 1,
-        "reseed-every": 1,
-        **CLIENT,
-    },
+    "replaced models": {"strategy": "ifca", "clusters": 2, "rebalance-min": 1, "reseed-every": 1, **CLIENT},
     "without a seed": {"strategy": "ifca", "clusters": 2, **CLIENT, "seed": "auto"},
     "a search for the number of models": {"strategy": "ifca", "clusters": 0, "max-clusters": 3, "rounds": 20, **NONE},
     "momentum and a mean": {"strategy": "fedavg", "server-optimizer": "momentum", "average-last": 0.7, **NONE},

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from kit.run_folders import run_in
+from kit.run_folders import execute, run_in
 from kit.tables import for_rows
 
 from coterie.client.handlers import HANDLERS
@@ -16,29 +16,14 @@ from coterie.privacy import LedgerError, read_ledger
 from coterie.privacy.check import check, verified
 from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_counts
 from coterie.rounds.score_estimates import estimate
-from coterie.server import RunConfig, RunFolder, planning, run
+from coterie.server import RunConfig, RunFolder, planning
 from coterie.server.run_requests import terms_of
 from coterie.site.policy import Policy
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, SCORE_COUNTS
 
-SETTINGS = {
-    "strategy": "fedavg",
-    "dataset": "breast-cancer",
-    "clients": 20,
-    "shift": "none",
-    "groups": "1",
-    "rounds": 3,
-    "model": "linear",
-    "evaluate": "private",
-    "evaluate-every": 2,
-    "evaluate-noise": 0.3,
-    "epsilon": 20,
-}
-
-
-def execute(path, settings=None, **changes):
-    folder = RunFolder.resume(path, changes) if settings is None else RunFolder.create(path, RunConfig(settings))
-    return run_in(folder)
+SETTINGS = {"strategy": "fedavg", "dataset": "breast-cancer", "clients": 20, "shift": "none", "groups": "1"}
+SETTINGS |= {"rounds": 3, "model": "linear", "evaluate": "private", "evaluate-every": 2, "evaluate-noise": 0.3}
+SETTINGS |= {"epsilon": 20}
 
 
 @pytest.fixture(scope="module")
@@ -133,22 +118,9 @@ def test_the_share_is_automatic_with_two_classes(changes, share):
     assert ("histograms" in terms_of(config)["releases"]) == (share > 0)
 
 
-RECORD = {
-    "strategy": "fedavg",
-    "dataset": "own",
-    "input-shape": "3",
-    "num-classes": 2,
-    "clients": 6,
-    "privacy-unit": "record",
-    "samples-per-client": 40,
-    "batch-size": 20,
-    "rounds": 2,
-    "model": "linear",
-    "evaluate": "private",
-    "score-share": 0.5,
-    "epsilon": 8,
-    "delta": 1e-3,
-}
+RECORD = {"strategy": "fedavg", "dataset": "own", "input-shape": "3", "num-classes": 2, "clients": 6}
+RECORD |= {"privacy-unit": "record", "samples-per-client": 40, "batch-size": 20, "rounds": 2, "model": "linear"}
+RECORD |= {"evaluate": "private", "score-share": 0.5, "epsilon": 8, "delta": 1e-3}
 
 
 @pytest.fixture(scope="module")
@@ -239,10 +211,8 @@ class Watched(LocalGrid):
 
 def test_only_a_client_whose_owner_allows_it_sends_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(Client, "allows", lambda client, release: release != "histograms" or client.client_id % 2 == 0)
-    folder = RunFolder.create(tmp_path / "run", RunConfig(SETTINGS))
     grid = Watched(20)
-    run(folder, grid)
-    folder.close()
+    run_in(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)
     sent = [SCORE_COUNTS in content[DIAGNOSTICS] for content in grid.replies]
     assert sorted(sent) == [False] * 10 + [True] * 10
     counts = [content[DIAGNOSTICS][SCORE_COUNTS] for content in grid.replies if SCORE_COUNTS in content[DIAGNOSTICS]]
