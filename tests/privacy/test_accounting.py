@@ -337,6 +337,7 @@ EVENT = Event(0.1, 1.0)
         *((partial(calibrate, 1.0, wrong, 0.1, 10), "delta must lie strictly") for wrong in (0.0, 1.0, -0.1, math.nan)),
         *((partial(Event, wrong, 1.0), "sampling rate") for wrong in (0.0, 1.1, -0.5, math.nan)),
         *((partial(Event, 0.1, wrong), "noise multiplier") for wrong in (-1.0, math.nan, math.inf)),
+        *((partial(Event, 1.0, 1.0, "poisson", slot, 5), "slot must lie in") for slot in (-1, 5)),
         (partial(Event, 0.1, 1.0, "shuffled"), "sampler must be poisson or fixed"),
         (partial(calibrate, 1.0, 1e-5, 0.1, 0), "rounds must be at least 1"),
         (partial(epsilon, {EVENT: -3}, 1e-5), "count must be at least 0, not -3"),

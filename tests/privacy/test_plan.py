@@ -144,14 +144,6 @@ def test_divisors_are_public_or_released():
     assert release(plan(Paper, clients=100), members).divisors.sum() == pytest.approx(9, abs=2)  # true counts, least 1
 
 
-@pytest.mark.parametrize("share", [0.04, 0.2, 0.5])
-def test_both_releases_together_are_the_event(share):
-    p = plan(share=share)
-    together = (p.noise_multiplier_updates**-2 + p.noise_multiplier_counts**-2) ** -0.5
-    assert together == pytest.approx(p.event().noise_multiplier)
-    assert p.event().sampling_rate == p.sampling_rate
-
-
 def test_counts_that_nobody_pays_for_are_not_released():
     p = plan(share=0.0)
     assert p.noise_multiplier_counts is None
