@@ -152,6 +152,19 @@ def pki_of_submitters(submitters_once, tmp_path):
     return shutil.copytree(submitters_once, tmp_path / "pki")
 
 
+@pytest.fixture(scope="session")
+def pki_once(tmp_path_factory):
+    from coterie.deploy.certificates import create
+
+    return create(tmp_path_factory.mktemp("certificates") / "pki", 3, ["superlink"]).folder
+
+
+@pytest.fixture
+def pki(pki_once, tmp_path):
+    """A folder of certificates of three nodes, which the test may change."""
+    return shutil.copytree(pki_once, tmp_path / "pki")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Keep what is collected out of the garbage collector, which would walk a million objects in every test."""

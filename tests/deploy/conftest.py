@@ -3,22 +3,20 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from coterie.deploy import certificates
-
 
 @pytest.fixture
 def clock(monkeypatch):
-    """``with clock(days)``: certificates are made as if it were so many days from now."""
+    """``with clock(days)``: certificates are made, or what else a module does, as if it were so long from now."""
 
     @contextmanager
-    def shifted(days):
+    def shifted(days=0, module="coterie.deploy.certificates", **later):
         class Then(datetime):
             @classmethod
             def now(cls, zone=None):
-                return datetime.now(zone) + timedelta(days=days)
+                return datetime.now(zone) + timedelta(days, **later)
 
         with monkeypatch.context() as patched:
-            patched.setattr(certificates, "datetime", Then)
+            patched.setattr(f"{module}.datetime", Then)
             yield
 
     return shifted

@@ -22,7 +22,8 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.task_identity import TaskIdentity
 from kit.apps import app_folder, fab_of
 from kit.commands import assert_refused, document
-from kit.servers import free_port, open_port, running, until
+from kit.servers import free_port, running, until
+from kit.superlinks import DESCRIBED, flwr, register, secured_superlink
 
 from coterie import __version__
 from coterie.deploy import supernode
@@ -319,38 +320,21 @@ def test_only_the_pinned_app_runs(tmp_path):
     """One client pins the app that is sent, one pins Coterie, one nothing."""
     pki = create(tmp_path / "pki", 3, ["superlink"]).folder
     app = app_folder(tmp_path / "sent")
-    control, fleet, out = free_port(), free_port(), tmp_path / "out.json"
-    (tmp_path / "flwr").mkdir()
-    (tmp_path / "flwr" / "config.toml").write_text(
-        f'[superlink.here]\naddress = "localhost:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-    )
-    variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    variables["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
-    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
-    superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
-    superlink += ["--ssl-keyfile", pki / "server.key"]
-    superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
-
-    def flwr(*words):
-        command = [str(word) for word in (BIN / "flwr", *words)]
-        subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, timeout=90)
-
+    out = tmp_path / "out.json"
     pins = [["--fab-hash", bundle(app).hash], ["--fab-hash", bundle(ROOT).hash], []]
     logs = [tmp_path / f"client-{i}.log" for i in range(3)]
     (tmp_path / "data").mkdir()
     with contextlib.ExitStack() as stack:
-        log = tmp_path / "superlink.log"
-        server = stack.enter_context(running(superlink, log, **variables))
-        until(lambda: open_port(control) and open_port(fleet), server, log)
+        _, fleet, _, variables = stack.enter_context(secured_superlink(pki, tmp_path, "subprocess"))
         for i in range(3):
-            flwr("supernode", "register", pki / "nodes" / f"node-{i}.pub", "here")
+            register(pki, i, variables)
             client = [sys.executable, "-c", DESCRIBED, "client", "--superlink", f"localhost:{fleet}"]
             client += ["--data", tmp_path / "data", "--key", pki / "nodes" / f"node-{i}.key", "--ca", pki / "ca.crt"]
             client += ["--state-dir", tmp_path / f"state-{i}", "--port", free_port(), *pins[i]]
             client += ["--guarantee", "trusted-server", "--set", f"trace={tmp_path}/trace-{i}"]
             own = variables | {"FLWR_HOME": str(tmp_path / f"home-{i}")}
             process = stack.enter_context(running(client, logs[i], **own))
-        flwr("run", app, "here", "--run-config", f'out="{out}"')
+        flwr(os.environ | variables, "run", app, "here", "--run-config", f'out="{out}"', timeout=90).check_returncode()
         until(out.exists, process, logs[2])
         until(lambda: out.read_text(), process, logs[2])
     told = json.loads(out.read_text())
@@ -365,11 +349,3 @@ def test_only_the_pinned_app_runs(tmp_path):
     (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
     assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()
-
-
-DESCRIBED = """
-import coterie.datasets as d
-d.report = lambda path, declared: d.DataReport(path, "12 images", 12, 10, {}, d.LeftOut(), (), ())
-from coterie.cli import main
-main()
-"""

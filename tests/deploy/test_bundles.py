@@ -3,14 +3,14 @@
 import json
 import os
 import socket
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from kit.commands import assert_refused
 from kit.servers import free_port, listening, tls
+from kit.tables import for_rows
 
-from coterie.deploy import bundles
 from coterie.deploy.bundles import OPENED, PASSPHRASE, opened, read_header, seal, unseal
 from coterie.deploy.certificates import create, state_app
 from coterie.site.errors import DeployError
@@ -88,21 +88,10 @@ def test_a_changed_bundle_does_not_open(sealed, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n",
-        b"{}\n",
-        b"PK\3\4",
-        b"\xff" * 100,
-        b"[1]\n",
-        b'{"coterie-bundle": 1}\n',
-        b"x" * (2 << 20),
-        b"{" * 5000,
-    ],
-    ids=range(9),
-)
+NO_BUNDLES = [b"", b"\n", b"{}\n", b"PK\3\4", b"\xff" * 100, b"[1]\n", b'{"coterie-bundle": 1}\n', b"x" * (2 << 20)]
+
+
+@for_rows("content", [*NO_BUNDLES, b"{" * 5000])
 def test_another_file_is_no_bundle(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DeployError, match="is no bundle of coterie certs --bundle"):
@@ -119,20 +108,15 @@ def test_a_header_that_means_nothing_is_no_bundle(sealed, change):
         read_header(sealed[0])
 
 
-def test_a_bundle_of_a_later_version_and_one_that_has_expired(sealed, tmp_path, monkeypatch):
+def test_a_bundle_of_a_later_version_and_one_that_has_expired(sealed, tmp_path, clock):
     bundle, passphrase = sealed
     line, _, body = bundle.read_bytes().partition(b"\n")
     (tmp_path / "later").write_bytes(json.dumps(json.loads(line) | {"coterie-bundle": 2}).encode() + b"\n" + body)
     with pytest.raises(DeployError, match="later version"):
         read_header(tmp_path / "later")
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz):
-            return datetime.now(tz) + timedelta(days=826)
-
-    monkeypatch.setattr(bundles, "datetime", Later)
-    with pytest.raises(DeployError, match=f"expired on {read_header(bundle).expires:.10}: ask the operator"):
+    expired = pytest.raises(DeployError, match=f"expired on {read_header(bundle).expires:.10}: ask the operator")
+    with clock(826, "coterie.deploy.bundles"), expired:
         unseal(bundle, passphrase, tmp_path / "state")
     assert datetime.fromisoformat(read_header(bundle).expires) > datetime.now(UTC)
 

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from kit.commands import assert_refused, tree
-from kit.servers import free_port, listening, open_port, running, tls, until
+from kit.servers import free_port, listening, running, tls, until
+from kit.superlinks import DESCRIBED, register, secured_superlink
 from kit.tables import for_rows
 
 from coterie.client.masking_keys import MaskingKeys
@@ -36,11 +37,6 @@ from coterie.wire.versions import LEAST, versions
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    return create(tmp_path_factory.mktemp("edge") / "pki", 2, ["superlink"]).folder
 
 
 @pytest.fixture(autouse=True)
@@ -578,12 +574,11 @@ def test_the_wrong_name(coterie, pki, tmp_path):
 
 
 @pytest.mark.parametrize(("days", "parts"), [(-10, ["has expired", "--renew-server"]), (2, ["not valid yet", "clock"])])
-def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
-    folder = shutil.copytree(pki, tmp_path / "pki")
+def test_a_server_out_of_its_time(coterie, pki, clock, days, parts):
     with clock(days):
-        renew_server(folder, days=5)
-    with listening(tls(folder)) as port:
-        refused(coterie, words(folder, port), *parts)
+        renew_server(pki, days=5)
+    with listening(tls(pki)) as port:
+        refused(coterie, words(pki, port), *parts)
 
 
 def test_a_superlink_that_requires_a_certificate(coterie, pki, tmp_path):
@@ -609,33 +604,11 @@ def test_a_superlink_that_requires_a_certificate(coterie, pki, tmp_path):
 # ---- a SuperLink ------------------------------------------------------------------------------------------
 
 
-CLIENT = """
-import coterie.datasets as d
-d.report = lambda path, declared: d.DataReport(path, "12 images", 12, 10, {}, d.LeftOut(), (), ())
-from coterie.cli import main
-main()
-"""
-
-
 @pytest.mark.slow
 def test_a_superlink_takes_registered_nodes_alone(pki, tmp_path):
-    control, fleet = free_port(), free_port()
-    (tmp_path / "flwr").mkdir()
-    (tmp_path / "flwr" / "config.toml").write_text(
-        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-    )
-    variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    log = tmp_path / "superlink.log"
-    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "process"]
-    superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
-    superlink += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
-    superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
-    data, python = tmp_path / "my data", [sys.executable, "-c", CLIENT]
-    with running(superlink, log, **variables) as server:
-        until(lambda: open_port(control) and open_port(fleet), server, log)
-        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
-        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
-
+    data, python = tmp_path / "my data", [sys.executable, "-c", DESCRIBED]
+    with secured_superlink(pki, tmp_path) as (server, fleet, _, variables):
+        register(pki, 0, variables)
         both = tmp_path / "both.crt"  # as while the authority is changed
         both.write_bytes((create(tmp_path / "next", 1, ["a"]).folder / "ca.crt").read_bytes())
         both.write_bytes(both.read_bytes() + (pki / "ca.crt").read_bytes())

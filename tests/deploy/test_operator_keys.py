@@ -9,20 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from kit.commands import assert_refused, tree
 
-from coterie.deploy.certificates import create
 from coterie.site.errors import DeployError
 from coterie.site.operator_keys import operator_fingerprint, read_operator_key, read_operator_public, verifies
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Made once, read by many."""
-    return create(tmp_path_factory.mktemp("operator") / "pki", 1, ["a"]).folder
-
-
-@pytest.fixture
-def pki(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "pki")
 
 
 def test_the_public_part_verifies_what_the_key_signs(pki):

@@ -22,16 +22,6 @@ from coterie.site.node import NodeConfig
 from coterie.site.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    return create(tmp_path_factory.mktemp("roster") / "pki", 3, ["superlink"]).folder
-
-
-@pytest.fixture
-def pki(made_once, tmp_path):
-    return shutil.copytree(made_once, tmp_path / "pki")
-
-
 def read(folder):
     return Roster.read(folder / "roster.json", read_authorities(folder / "ca.crt"))
 
@@ -85,8 +75,8 @@ FORGERIES = {
 
 
 @for_rows("forge", FORGERIES.values())
-def test_a_changed_roster_is_refused(pki, made_once, forge):
-    (pki / "roster.json").write_bytes(forge((made_once / "roster.json").read_bytes()))
+def test_a_changed_roster_is_refused(pki, pki_once, forge):
+    (pki / "roster.json").write_bytes(forge((pki_once / "roster.json").read_bytes()))
     with pytest.raises(DeployError, match=r"is not signed by|is not valid JSON|expected a JSON object"):
         read(pki)
 
@@ -154,16 +144,10 @@ def test_a_node_is_removed(pki, coterie):
     assert_refused(coterie("certs", pki, "--renew-node", 7), "has no node 7")
 
 
-def test_an_expired_node_is_renewed(pki, coterie, monkeypatch):
+def test_an_expired_node_is_renewed(pki, coterie, clock):
     assert coterie("certs", pki, "--renew-node", 0, "--days", 1)[0] == 0
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, zone=None):
-            return datetime.now(zone) + timedelta(days=2)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("coterie.site.roster.datetime", Later)
+    with clock(2, "coterie.site.roster"):
         with pytest.raises(DeployError, match="node-0, expired on"):
             read(pki).member(key_of(pki, 0))
         assert read(pki).member(key_of(pki, 1)).client == 1

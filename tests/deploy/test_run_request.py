@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import tomllib
-from datetime import datetime, timedelta
 
 import pytest
 from kit.apps import app_folder
@@ -22,23 +21,11 @@ from coterie.site.signatures import read_private_key, sign
 from coterie.strategies.registry import STRATEGIES
 
 APP = "ab" * 32
-TERMS = {
-    "app": APP,
-    "strategy": "fedavg",
-    "privacy_unit": "record",
-    "epsilon": 2.0,
-    "delta": 1e-4,
-    "rounds": 20,
-    "releases": ("updates",),
-}
+TERMS = {"app": APP, "strategy": "fedavg", "rounds": 20, "releases": ("updates",)}
+TERMS |= {"privacy_unit": "record", "epsilon": 2.0, "delta": 1e-4}
 ASKED = {"app": APP, "strategy": "fedavg", "rounds": 20, "releases": ["updates"], "privacy": ("record", 2.0, 1e-4)}
-RECORD = {
-    "privacy.privacy-unit": "record",
-    "data.samples-per-client": 100,
-    "training.model": "linear",
-    "rounds": 3,
-    "strategy": "fedavg",
-}
+RECORD = {"strategy": "fedavg", "rounds": 3, "privacy.privacy-unit": "record"}
+RECORD |= {"data.samples-per-client": 100, "training.model": "linear"}
 
 
 @pytest.fixture
@@ -132,16 +119,7 @@ def test_who_left_or_got_a_new_key_signs_no_more(pki):
         request.submitter(roster(pki))
 
 
-def at(monkeypatch, **later):
-    class Clock(datetime):
-        @classmethod
-        def now(cls, zone=None):
-            return datetime.now(zone) + timedelta(**later)
-
-    monkeypatch.setattr("coterie.site.run_request.datetime", Clock)
-
-
-def test_a_request_is_valid_for_its_days(pki, monkeypatch):
+def test_a_request_is_valid_for_its_days(pki, clock):
     request = RunRequest.read(signed(pki, days=2))
     for later, reason in (
         ({"days": 1, "hours": 23}, ""),
@@ -149,8 +127,7 @@ def test_a_request_is_valid_for_its_days(pki, monkeypatch):
         ({"minutes": -4}, ""),  # two clocks differ
         ({"minutes": -6}, "this machine's clock shows .* correct the clock"),
     ):
-        with monkeypatch.context() as patched:
-            at(patched, **later)
+        with clock(module="coterie.site.run_request", **later):
             if not reason:
                 assert request.submitter(roster(pki)).name == "alice"
                 continue

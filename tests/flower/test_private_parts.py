@@ -9,12 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flwr.app import Array, Message, RecordDict
 from kit.tables import for_rows
 
 import coterie
 from coterie.flower import PRIVATE, SUPPORTED, check, find
-from coterie.flower.metadata import set_message_id, set_request
 from coterie.flower.transport import nodes_speak_http
 from coterie.site.errors import DeployError
 
@@ -102,18 +100,3 @@ def test_no_other_module_uses_private_parts():
     users = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if PRIVATE_USE.search(path.read_text())}
     listed = {f"{part.user.replace('.', '/')}.py" for part in PRIVATE}
     assert users - listed == {"flower/metadata.py", "flower/sizes.py", "plugins.py"} & users
-
-
-@pytest.mark.usefixtures("identity")
-def test_ids_of_messages_can_be_set():
-    request = Message(RecordDict(), dst_node_id=1, message_type="train")
-    set_message_id(request, "7")
-    reply = Message(RecordDict(), reply_to=request)
-    set_request(reply, "8")
-    assert (request.metadata.message_id, reply.metadata.reply_to_message_id) == ("7", "8")
-
-
-def test_flower_reads_the_chunks_of_an_array():
-    array = Array("float32", (1,), "numpy.ndarray", b"1234")
-    array.__dict__["_chunks"] = chunks = [("id", object())]
-    assert array.slice_array() == chunks

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from kit.commands import assert_refused, document, tree
-from kit.servers import free_port, listening, open_port, running, tls, until
+from kit.servers import free_port, listening, running, tls, until
+from kit.superlinks import flwr, register, secured_superlink
 
 from coterie.deploy.certificates import create
 from coterie.deploy.status import Node, Run, Status
@@ -60,11 +60,6 @@ end = ""
 """
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    return create(tmp_path_factory.mktemp("status") / "pki", 2, ["superlink"]).folder
-
-
 @pytest.fixture
 def connections(tmp_path, monkeypatch):
     """Writes config.toml of a Flower home."""
@@ -76,29 +71,13 @@ def connections(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
-    control, fleet, end, rounds = free_port(), free_port(), tmp_path / "end", tmp_path / "rounds"
-    secure = f'address = "localhost:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-    connections(f'[superlink]\ndefault = "here"\n[superlink.here]\n{secure}')
+    end, rounds = tmp_path / "end", tmp_path / "rounds"
     rounds.mkdir()
     (rounds / "rounds.py").write_text(APP)
     (rounds / "pyproject.toml").write_text(PYPROJECT)
-    variables = {
-        "COTERIE_LOG": "json",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    }
-    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
-    superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
-    superlink += ["--ssl-keyfile", pki / "server.key"]
-    superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
     supernode = [sys.executable, "-m", "coterie.deploy.supernode", "--certificate", pki / "nodes" / "node-0.crt"]
     supernode += ["--certificate-key", pki / "nodes" / "node-0.tls.key", "--root-certificates", pki / "ca.crt"]
     supernode += ["--auth-supernode-private-key", pki / "nodes" / "node-0.key", "--port", free_port()]
-    supernode += ["--superlink", f"127.0.0.1:{fleet}"]
-
-    def flwr(*words):
-        command = [str(word) for word in (BIN / "flwr", *words)]
-        subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, timeout=90)
 
     def asked(*words):
         status, out, err = coterie("status", *words, "--json")
@@ -106,15 +85,16 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         return document(out)
 
     log, node_log = tmp_path / "superlink.log", tmp_path / "supernode.log"
-    with running(superlink, log, **variables) as server:
-        until(lambda: open_port(control) and open_port(fleet), server, log)
+    with secured_superlink(pki, tmp_path, "subprocess", COTERIE_LOG="json") as (server, fleet, control, variables):
+        supernode += ["--superlink", f"127.0.0.1:{fleet}"]
         nothing = {"connection": "here", "address": f"localhost:{control}", "nodes": [], "runs": [], "progress": None}
         assert asked() == nothing
         assert_refused(coterie("status", "--run", 5), "connection here", "run 5 not found")
 
         for number in (0, 1):
-            flwr("supernode", "register", pki / "nodes" / f"node-{number}.pub", "here", "--name", f"client {number}")
-        flwr("run", rounds, "here", "--run-config", f'end="{end}"')
+            register(pki, number, variables, "--name", f"client {number}")
+        words = ["run", rounds, "here", "--run-config", f'end="{end}"']
+        flwr(os.environ | variables, *words, timeout=90).check_returncode()
         with running(supernode, node_log, **variables) as process:
             until(lambda: asked()["nodes"][0]["status"] == "online", process, node_log)
             until(lambda: (asked()["progress"] or {}).get("round") == 2, server, log)

@@ -2,14 +2,12 @@
 
 import contextlib
 import itertools
-import os
 import pkgutil
 import random
 import re
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -23,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore import date
 from kit.servers import free_port, running, until
 from kit.strangers import LARGE, PATH, attack, send, send_over_grpc, signed_headers
+from kit.superlinks import register, secured_superlink
 
-from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
 from coterie.deploy.fleet import clock_error
 from coterie.deploy.superlink import MAX_MESSAGE
@@ -38,43 +36,10 @@ MOST = 64
 TOO_LARGE = grpc.StatusCode.UNAUTHENTICATED if nodes_speak_http() else grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    return create(tmp_path_factory.mktemp("strangers") / "pki", 1, ["superlink"]).folder
-
-
 def memory(process):
     """Resident memory of a process, in MB."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def is_open(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextlib.contextmanager
-def superlink(pki, tmp_path, *flags, **variables):
-    """A SuperLink with a Fleet API, its port and that of the Control API."""
-    control, fleet = free_port(), free_port()
-    command = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "process", *flags]
-    command += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
-    command += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
-    command += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
-    log = tmp_path / "superlink.log"
-    with running(command, log, FLWR_HOME=str(tmp_path / "flwr"), **variables) as server:
-        until(lambda: is_open(control) and is_open(fleet), server, log)
-        yield server, fleet, control
-
-
-def register(pki, tmp_path, control, **variables):
-    """Register node 0 with the SuperLink that has this Control API."""
-    (tmp_path / "flwr" / "config.toml").write_text(
-        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
-    )
-    command = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
-    subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, timeout=90)
 
 
 def checked(pki, port, key, **certificate):
@@ -94,7 +59,7 @@ def attacked(server, port, pki):
 
 @pytest.mark.slow
 def test_strangers_do_not_fill_the_memory(pki, tmp_path):
-    with superlink(pki, tmp_path) as (server, port, control):
+    with secured_superlink(pki, tmp_path) as (server, port, _, variables):
         assert attacked(server, port, pki) < MOST
         assert send(pki, port, MAX_MESSAGE + 1, node=0) == TOO_LARGE
         assert send(pki, port, 100) == grpc.StatusCode.UNAVAILABLE  # by the handshake
@@ -104,8 +69,7 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path):
         rejected = {"certificate": pki / "server.crt", "certificate_key": pki / "server.key"}  # for servers only
         assert "requires a certificate of this client" in checked(pki, port, tmp_path / "mine.key")
         assert "rejects the certificate" in checked(pki, port, tmp_path / "mine.key", **rejected)
-        variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-        register(pki, tmp_path, control, **variables)
+        register(pki, 0, variables)
         log, node = tmp_path / "node.log", pki / "nodes" / "node-0"
         command = [sys.executable, "-P", "-m", "coterie.deploy.supernode", "--superlink", f"localhost:{port}"]
         command += ["--certificate", node.with_suffix(".crt"), "--certificate-key", node.with_suffix(".tls.key")]
@@ -138,7 +102,10 @@ def test_no_call_is_answered_for_strangers(pki, tmp_path):
         *((pki / name).read_bytes() for name in ("ca.crt", "nodes/node-0.tls.key", "nodes/node-0.crt"))
     )
     statuses = {}
-    with superlink(pki, tmp_path) as (_, port, _), grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+    with (
+        secured_superlink(pki, tmp_path) as (_, port, *_),
+        grpc.secure_channel(f"localhost:{port}", credentials) as channel,
+    ):
         for name in every:
             with pytest.raises(grpc.RpcError) as refused:
                 channel.unary_unary(name)(b"", timeout=30)
@@ -150,7 +117,7 @@ def test_no_call_is_answered_for_strangers(pki, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not nodes_speak_http(), reason="Flower 1.39 speaks gRPC alone")
 def test_a_newer_superlink_speaks_grpc_if_it_is_told_to(pki, tmp_path):
-    with superlink(pki, tmp_path, FLWR_INTERNAL_GRPC_FLEET_API="1") as (_, port, _):
+    with secured_superlink(pki, tmp_path, FLWR_INTERNAL_GRPC_FLEET_API="1") as (_, port, *_):
         assert send_over_grpc(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
         assert send_over_grpc(pki, port, MAX_MESSAGE + 1, node=0) == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert send_over_grpc(pki, port, 100, node=None) == grpc.StatusCode.UNAVAILABLE
@@ -161,7 +128,7 @@ def test_a_clock_that_the_superlink_rejects(pki, tmp_path, monkeypatch):
     """A SuperLink accepts a time of up to five minutes ago, and five seconds ahead."""
     nodes = pki / "nodes"
     given = (pki / "ca.crt", nodes / "node-0.key", (nodes / "node-0.crt", nodes / "node-0.tls.key"))
-    with superlink(pki, tmp_path) as (_, port, _):
+    with secured_superlink(pki, tmp_path) as (_, port, *_):
         for seconds, error in (
             (0, "None"),
             (-240, "None"),
@@ -230,8 +197,8 @@ def test_malformed_requests_of_a_registered_node_do_not_fill_the_memory(pki, tmp
     def signed():
         return [f"{name}: {text}" for name, text in signed_headers(key).items()]
 
-    with superlink(pki, tmp_path) as (server, port, control):
-        register(pki, tmp_path, control, FLWR_HOME=str(tmp_path / "flwr"))
+    with secured_superlink(pki, tmp_path) as (server, port, _, variables):
+        register(pki, 0, variables)
         plain = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{PROTOBUF}\r\n" + "".join(
             f"{line}\r\n" for line in signed()
         )

@@ -1,7 +1,6 @@
 """`coterie superexec`: every message has a process of its own, forked with the libraries and without the package."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 from kit.apps import app_folder, fab_of
 
 from coterie.deploy import superexec
-from coterie.deploy.edge import SUPEREXEC
 
 # A fork server whose ClientApps do not ask a SuperNode.
 SERVER = """
@@ -199,12 +197,6 @@ def test_a_message_imports_no_library_and_shares_no_generator():
     words = [sys.executable, "-W", "ignore", "-c", PRELOADED]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(done.stdout) == [[], [], False]  # a GPU cannot be used after a fork if it was before
-
-
-def test_flags_are_those_of_flower():
-    done = subprocess.run([*SUPEREXEC, "--help"], capture_output=True, text=True, timeout=120, env=os.environ.copy())
-    assert done.returncode == 0, done.stderr
-    assert "--runtime-api-address" in done.stdout
 
 
 # ClientApps that install the app that their address names, import its code, and write down what they see.

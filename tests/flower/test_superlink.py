@@ -140,12 +140,6 @@ def test_nodes_and_runs_of_flower_1_39_stay(tmp_path):
     assert state.get_node_id_by_public_key(b"key") == node
 
 
-def test_flags_are_flower_s():
-    done = subprocess.run([BIN / "coterie", "superlink", "--help"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "--fleet-api-address" in done.stdout
-
-
 SERVING = """
 import os, sys
 import flwr.superlink.cli as flower

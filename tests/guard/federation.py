@@ -2,15 +2,21 @@
 
 import itertools
 
+import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from coterie.engine.nodes import SingleProcessGrid
+
+QUIET = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
 N, BATCH, STEPS = 40, 8, 5
 TERMS = {"epsilon": 8.0, "delta": 1e-3, "num-examples": N}
 
@@ -103,15 +109,16 @@ def context(run=7, **node):
     return Context(run_id=run, node_id=1, node_config=node, state=RecordDict(), run_config={})
 
 
-class InProcess(Grid):
+class InProcess(SingleProcessGrid):
     """Node i, from 1, is ``sites[i - 1]``: an app and its node configuration."""
 
     def __init__(self, sites):
         identify()
+        super().__init__(len(sites))
         self.sites, self.sent = sites, []
 
-    def get_node_ids(self):
-        return range(1, len(self.sites) + 1)
+    def _answers(self, requests):
+        raise NotImplementedError
 
     def send_and_receive(self, messages, *, timeout=None):
         for each in messages:
@@ -122,19 +129,3 @@ class InProcess(Grid):
             reply = app(each, context(**config))
             reply.metadata.__dict__["_src_node_id"] = node
             yield reply
-
-    def set_run(self, run):
-        raise NotImplementedError
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def create_message(self, *args, **kwargs):
-        raise NotImplementedError
-
-    def push_messages(self, messages):
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids):
-        raise NotImplementedError

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from federation import TERMS, context, epoch, message, private
+from federation import QUIET, TERMS, context, epoch, message, private
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -13,10 +13,7 @@ from torch import nn
 from coterie.guard import Guard
 from coterie.models import trainable, with_lora
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
-]
+pytestmark = QUIET
 
 
 class Shift(nn.Module):

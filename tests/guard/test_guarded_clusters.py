@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from federation import BATCH, N, dp_training, net
+from federation import BATCH, QUIET, N, dp_training, net
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
@@ -18,10 +18,7 @@ from coterie.strategies import CFL, IFCA, KMCDPFL
 from coterie.wire import EvaluateRequest, TrainRequest
 from coterie.wire.messages import Layout, pack_models
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
-]
+pytestmark = QUIET
 DELTA, STEPS = 1e-3, N // BATCH
 LAYOUT = Layout.of(net().state_dict())
 MODELS = np.stack([LAYOUT.flatten(net().state_dict())] * 2) + np.array([[0.0], [0.2]], np.float32)

@@ -13,25 +13,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import BATCH, STEPS, TERMS, N, client_app, context, dp_training, epoch, message, net, private, records
+from federation import (
+    BATCH,
+    QUIET,
+    STEPS,
+    TERMS,
+    N,
+    client_app,
+    context,
+    dp_training,
+    epoch,
+    message,
+    net,
+    private,
+    records,
+)
 from flwr.app import Array, ArrayRecord, RecordDict
 from kit.opacus_epsilons import opacus_epsilon
 from kit.tables import for_rows
 from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.utils.data import DataLoader
 
 import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
-from coterie.client.budget import BUDGET_FILE
+from coterie.client.budget import BUDGET_FILE, spend
+from coterie.client.identity import Client
 from coterie.fields import Bounds
 from coterie.guard import REFUSAL, Guard, certificate
 from coterie.guard.report import GUARD
-from coterie.privacy import Event, RecordPlan, epsilon, read_ledger
+from coterie.guard.watched_training import PoissonBatches, Watch, watched
+from coterie.privacy import ClientLedger, Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.ledger import count_events
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
-]
+pytestmark = QUIET
 RATE = BATCH / N
 EPOCH = Counter({Event(RATE, 1.0): STEPS})
 
@@ -184,9 +199,6 @@ def test_two_apps_two_processes_and_coteries_client_share_one_budget(site, tmp_p
     assert not ask(client_app(Guard()), one).has_error()
     assert not ask(client_app(Guard()), other).has_error()
     assert count_events(read_ledger(data / BUDGET_FILE)[1]) == EPOCH + EPOCH
-    from coterie.client.budget import spend
-    from coterie.client.identity import Client
-
     client = Client(5, str(tmp_path / "coterie"), (8.0, 1e-3), data=str(data))
     spend(client, tmp_path / "coterie", None, 1, EPOCH)
     assert count_events(read_ledger(data / BUDGET_FILE)[1]) == EPOCH + EPOCH + EPOCH
@@ -312,15 +324,8 @@ def no_privacy(model, config):
 
 def per_layer_clipping(model, config):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(records(), batch_size=8)
-    PrivacyEngine().make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=[1.0] * 4,
-        clipping="per_layer",
-    )
+    parts = {"module": model, "optimizer": optimizer, "data_loader": DataLoader(records(), batch_size=8)}
+    PrivacyEngine().make_private(**parts, noise_multiplier=1.0, max_grad_norm=[1.0] * 4, clipping="per_layer")
 
 
 def no_batch_size(model, config):
@@ -356,8 +361,6 @@ def test_an_error_that_the_app_hides_leaves_nothing_private(site):
 
 
 def test_memory_manager_and_noise_schedules(site):
-    from opacus.utils.batch_memory_manager import BatchMemoryManager
-
     def train(model, config):
         module, optimizer, loader = private(model)
         with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as smaller:
@@ -409,8 +412,6 @@ def test_an_app_that_returns_the_received_model_pays_nothing(site):
 
 def steps_of(model, lr=1.0, noise=1e-9, count=N, batch=N):
     """The sums of gradients of full batches: parameters before minus after."""
-    from coterie.guard.watched_training import Watch, watched
-
     before = {name: values.clone() for name, values in model.state_dict().items()}
     received = {name: values.numpy().copy() for name, values in before.items()}
     with pytest.MonkeyPatch.context() as patch, watched(Watch(received, N, lambda events: None)):
@@ -420,8 +421,6 @@ def steps_of(model, lr=1.0, noise=1e-9, count=N, batch=N):
 
 
 def test_without_noise_a_step_is_opacus_own():
-    from opacus.optimizers import DPOptimizer
-
     model = net()
     ours = steps_of(model)
     module, optimizer, _ = private(net(), noise=0.0, batch=N, lr=1.0)
@@ -463,8 +462,6 @@ def test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed():
 
 
 def test_batches_are_poisson_samples():
-    from coterie.guard.watched_training import PoissonBatches, Watch
-
     watch = Watch({}, 1000, lambda events: None)
     watch.optimizer = private(net())[1]
     torch.manual_seed(0)
@@ -552,8 +549,6 @@ def test_a_site_keeps_its_name_in_a_run(site):
 
 
 def test_a_ledger_of_before_sites_had_names_can_be_continued(site):
-    from coterie.privacy import ClientLedger
-
     path = Path(site["state-dir"]) / "client-0.ledger.jsonl"
     path.parent.mkdir(mode=0o700)
     old = ClientLedger(TERMS["delta"], TERMS["epsilon"], path)
@@ -601,18 +596,7 @@ def test_a_message_without_arrays_or_with_two_records_is_refused(site):
         assert_refused(app(each, context(**site)))
 
 
-def test_outside_the_guard_opacus_is_untouched():
-    make = PrivacyEngine.make_private
-    from coterie.guard.watched_training import Watch, watched
-
-    with watched(Watch({}, N, lambda events: None)):
-        assert PrivacyEngine.make_private is not make
-    assert PrivacyEngine.make_private is make
-
-
 def test_a_ledger_that_is_not_a_guards(site, tmp_path, coterie):
-    from coterie.privacy import ClientLedger, LedgerError
-
     path = tmp_path / "client-0.ledger.jsonl"
     ledger = ClientLedger(1e-3, 8.0, path)
     ledger.spend(1, EPOCH)

@@ -1,4 +1,4 @@
-"""A SuperLink that runs Flower's simulations, and calls of ``flwr``."""
+"""A SuperLink that runs Flower's simulations, one for registered nodes, and calls of ``flwr``."""
 
 import contextlib
 import json
@@ -7,12 +7,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from kit import ray_nodes
 from kit.servers import free_port, open_port, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+#: The command, where data are described without a look at them.
+DESCRIBED = """
+import coterie.datasets as d
+d.report = lambda path, declared: d.DataReport(path, "12 images", 12, 10, {}, d.LeftOut(), (), ())
+from coterie.cli import main
+main()
+"""
 
 
 @contextlib.contextmanager
@@ -43,6 +51,40 @@ def simulating_superlink(tmp_path, **variables):
     ):
         until(lambda: open_port(port), superlink, log)
         yield variables
+
+
+class Secured(NamedTuple):
+    """A SuperLink, the ports of its Fleet API and its Control API, and the variables with which ``flwr`` finds it."""
+
+    process: subprocess.Popen
+    fleet: int
+    control: int
+    variables: dict
+
+
+@contextlib.contextmanager
+def secured_superlink(pki, tmp_path, isolation="process", **variables):
+    """A SuperLink for registered nodes, which is the connection ``here`` of its home."""
+    control, fleet, home, log = free_port(), free_port(), tmp_path / "flwr", tmp_path / "superlink.log"
+    home.mkdir(exist_ok=True)
+    connection = f'address = "localhost:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+    (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\n{connection}')
+    variables = {"FLWR_HOME": str(home), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"} | variables
+    variables["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    command = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", isolation]
+    command += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
+    command += ["--ssl-keyfile", pki / "server.key"]
+    command += ["--superexec-auth-secret-file", pki / "superexec.secret"] if isolation == "process" else []
+    command += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    with running(command, log, **variables) as process:
+        until(lambda: open_port(control) and open_port(fleet), process, log)
+        yield Secured(process, fleet, control, variables)
+
+
+def register(pki, node, variables, *more):
+    """Register a node with the SuperLink that is ``here``."""
+    public = pki / "nodes" / f"node-{node}.pub"
+    flwr(os.environ | variables, "supernode", "register", public, "here", *more, timeout=90).check_returncode()
 
 
 def flwr(environment, *words, timeout=600):

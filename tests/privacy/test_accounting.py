@@ -4,11 +4,13 @@ import csv
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
+from kit.tables import for_rows
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
@@ -88,16 +90,6 @@ def test_fixed_size_costs_more_than_poisson_since_it_covers_more():
     for rounds in (1, 100):
         poisson, fixed = (epsilon({Event(0.1, 1.2, sampler): rounds}, 1e-5) for sampler in ("poisson", "fixed"))
         assert fixed >= poisson - 1e-3
-    both = [Event(0.1, 1.2, "poisson"), Event(0.1, 1.2, "fixed")]
-    with pytest.raises(PrivacyError, match="different adjacencies"):
-        epsilon(both, 1e-5)
-
-
-def test_an_accountant_refuses_a_sampler_that_it_does_not_cover():
-    with pytest.raises(PrivacyError, match="supports fixed sampling, not poisson"):
-        epsilon([Event(0.1, 1.0)], 1e-5, "theorem-4.2")
-    with pytest.raises(PrivacyError, match="sampler must be poisson or fixed"):
-        Event(0.1, 1.0, "shuffled")
 
 
 def gaussian_epsilon(mu, delta):
@@ -243,26 +235,11 @@ def test_the_certificate_names_the_bound_that_counts():
 
 @pytest.mark.parametrize("mechanism", [Joint, Banded])
 def test_events_of_many_rounds_are_counted_at_once(mechanism):
-    plan = mechanism(
-        clients=50,
-        num_clusters=2,
-        sampling_rate=0.25,
-        rounds=9,
-        clip_norm=1.0,
-        epsilon=1.0,
-        delta=1e-4,
-        noise_multiplier=1.0,
-    )
+    numbers = {"clients": 50, "num_clusters": 2, "sampling_rate": 0.25, "rounds": 9, "clip_norm": 1.0}
+    plan = mechanism(**numbers, epsilon=1.0, delta=1e-4, noise_multiplier=1.0)
     for first, last in ((1, 9), (3, 8), (9, 9), (5, 4)):
         one_by_one = Counter(plan.round_event(number) for number in range(first, last + 1))
         assert plan.events_of(first, last) == one_by_one
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_calibration_lands_on_the_private_side(accountant):
-    noise = calibrate(3.0, 1e-5, 0.2, 40, accountant=accountant)
-    assert epsilon([Event(0.2, noise)] * 40, 1e-5, accountant) <= 3.0
-    assert epsilon([Event(0.2, 0.99 * noise)] * 40, 1e-5, accountant) > 3.0
 
 
 def bisected(cost, target, low, high, tolerance):
@@ -300,18 +277,6 @@ def test_interpolation_finds_what_bisection_finds(name, target, tolerance):
     assert len(asked) == len(set(asked))
 
 
-def test_no_noise_is_none():
-    assert min_noise(lambda noise: 2.0, 1.0) is None
-
-
-def test_more_noise_costs_less_and_more_rounds_or_clients_cost_more():
-    base = epsilon([Event(0.1, 1.0)] * 20, 1e-5)
-    assert epsilon([Event(0.1, 1.1)] * 20, 1e-5) < base
-    assert epsilon([Event(0.11, 1.0)] * 20, 1e-5) > base
-    assert epsilon([Event(0.1, 1.0)] * 21, 1e-5) > base
-    assert epsilon([Event(0.1, 1.0)] * 20, 1e-4) < base
-
-
 def test_what_was_spent_raises_the_noise_of_what_remains():
     spent = [Event(0.2, 1.3)] * 15  # 3.75 of 4
     noise = calibrate(4.0, 1e-5, 0.2, 20, spent=spent)
@@ -321,75 +286,10 @@ def test_what_was_spent_raises_the_noise_of_what_remains():
         calibrate(1.0, 1e-5, 0.2, 1, spent=spent)
 
 
-@pytest.mark.parametrize(("accountant", "sampler"), COLUMNS.values(), ids=list(COLUMNS))
-def test_round_by_round_is_all_at_once_in_any_order(accountant, sampler):
-    events = [Event(0.1, 1.0, sampler), Event(0.2, 2.0, sampler)] * 5
-    live = composed([], accountant)
-    for event in reversed(events):
-        live.compose(event)
-    assert live.epsilon(1e-5) == pytest.approx(epsilon(events, 1e-5, accountant), rel=1e-6)
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_looking_ahead_changes_nothing(accountant):
-    live = composed([Event(0.1, 1.0)] * 3, accountant)
-    before = live.epsilon(1e-5)
-    assert live.with_rounds(Event(0.1, 1.0), 5).epsilon(1e-5) > before
-    assert live.epsilon(1e-5) == before
-
-
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_fixed_cohorts_cost_more_as_they_grow_up_to_everybody(accountant):
     costs = [epsilon({Event(q, 2.0, "fixed"): 30}, 1e-5, accountant) for q in (0.1, 0.4, 0.5, 0.9, 1.0)]
     assert costs == sorted(costs)
-
-
-def test_nothing_happens_less_than_never():
-    with pytest.raises(PrivacyError, match="count must be at least 0, not -3"):
-        epsilon({Event(0.1, 1.0): -3}, 1e-5)
-
-
-def test_nothing_costs_nothing():
-    for name in ("pld", "rdp"):
-        assert epsilon([], 1e-5, name) == 0.0
-
-
-def test_a_round_without_noise_is_infinite_for_good():
-    for accountant in ("pld", "rdp"):
-        assert epsilon([Event(0.1, 1.0), NO_PRIVACY, Event(0.1, 50.0)], 1e-5, accountant) == math.inf
-
-
-@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
-def test_epsilon_must_be_positive_and_finite(target):
-    with pytest.raises(PrivacyError, match="epsilon must be positive"):
-        calibrate(target, 1e-5, 0.1, 10)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
-def test_delta_must_lie_inside(delta):
-    with pytest.raises(PrivacyError, match="delta must lie strictly between"):
-        epsilon([Event(0.1, 1.0)], delta)
-    with pytest.raises(PrivacyError, match="delta must lie strictly between"):
-        calibrate(1.0, delta, 0.1, 10)
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.1, -0.5, math.nan])
-def test_the_sampling_rate_is_a_probability(rate):
-    with pytest.raises(PrivacyError, match="sampling rate"):
-        Event(rate, 1.0)
-
-
-@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf])
-def test_noise_is_finite_and_not_negative(noise):
-    with pytest.raises(PrivacyError, match="noise multiplier"):
-        Event(0.1, noise)
-
-
-def test_other_errors():
-    with pytest.raises(PrivacyError, match="rounds must be at least 1"):
-        calibrate(1.0, 1e-5, 0.1, 0)
-    with pytest.raises(PrivacyError, match="unknown accountant 'moments'; available: pld, rdp"):
-        epsilon([Event(0.1, 1.0)], 1e-5, "moments")
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "fixed"])
@@ -417,3 +317,35 @@ def test_small_costs_with_participation_visible_are_within_one_percent_of_the_bi
 
     exact = brentq(excess, 0.01, 1)
     assert exact <= visible.epsilon(1e-5) <= 1.01 * exact
+
+
+@for_rows("accountant", ["pld", "rdp"])
+def test_nothing_costs_nothing_and_a_round_without_noise_is_infinite_for_good(accountant):
+    assert epsilon([], 1e-5, accountant) == 0.0
+    assert epsilon([Event(0.1, 1.0), NO_PRIVACY, Event(0.1, 50.0)], 1e-5, accountant) == math.inf
+    assert min_noise(lambda noise: 2.0, 1.0) is None
+
+
+EVENT = Event(0.1, 1.0)
+
+
+@for_rows(
+    ("call", "complaint"),
+    [
+        *((partial(calibrate, wrong, 1e-5, 0.1, 10), "epsilon must be") for wrong in (0.0, -1.0, math.nan, math.inf)),
+        *((partial(epsilon, [EVENT], wrong), "delta must lie strictly") for wrong in (0.0, 1.0, -0.1, math.nan)),
+        *((partial(calibrate, 1.0, wrong, 0.1, 10), "delta must lie strictly") for wrong in (0.0, 1.0, -0.1, math.nan)),
+        *((partial(Event, wrong, 1.0), "sampling rate") for wrong in (0.0, 1.1, -0.5, math.nan)),
+        *((partial(Event, 0.1, wrong), "noise multiplier") for wrong in (-1.0, math.nan, math.inf)),
+        *((partial(Event, 1.0, 1.0, "poisson", slot, 5), "slot must lie in") for slot in (-1, 5)),
+        (partial(Event, 0.1, 1.0, "shuffled"), "sampler must be poisson or fixed"),
+        (partial(calibrate, 1.0, 1e-5, 0.1, 0), "rounds must be at least 1"),
+        (partial(epsilon, {EVENT: -3}, 1e-5), "count must be at least 0, not -3"),
+        (partial(epsilon, [EVENT], 1e-5, "moments"), "unknown accountant 'moments'; available: pld, rdp"),
+        (partial(epsilon, [EVENT], 1e-5, "theorem-4.2"), "supports fixed sampling, not poisson"),
+        (partial(epsilon, [EVENT, Event(0.1, 1.2, "fixed")], 1e-5), "different adjacencies"),
+    ],
+)
+def test_what_has_no_cost_is_refused(call, complaint):
+    with pytest.raises(PrivacyError, match=complaint):
+        call()

@@ -126,12 +126,6 @@ def test_cost_is_that_of_the_slot_with_most_events():
     assert events_of_a_client({**of(0, 3), **of(0, 2, slots=4)}) == {Event(1.0, 1.5): 5}
 
 
-@pytest.mark.parametrize("slot", [-1, 5])
-def test_an_event_of_an_unknown_slot_is_refused(slot):
-    with pytest.raises(PrivacyError, match="slot must lie in"):
-        Event(1.0, 1.0, "poisson", slot, 5)
-
-
 @pytest.mark.parametrize(("rounds", "contributions"), [(20, 4), (21, 5), (24, 5)])
 def test_a_calibrated_plan_meets_its_budget_with_evaluations(rounds, contributions):
     numbers = {**NUMBERS, "rounds": rounds}

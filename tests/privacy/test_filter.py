@@ -142,9 +142,10 @@ def test_what_is_pinned_fits_its_share_of_delta_and_both_parts_add_up_to_delta()
     assert PINNED_SHARE * DELTA < whole.pinned_delta <= DELTA
 
 
-def test_a_plan_beyond_the_budget_pins_the_first_request_only():
+def test_a_plan_beyond_the_budget_or_without_the_request_pins_the_request_alone():
     found = Filter.pin({SAMPLED: 8}, 2.0, DELTA, planned={SAMPLED: 800})
     assert found == Filter.pin({SAMPLED: 8}, 2.0, DELTA)
+    assert found == Filter.pin({SAMPLED: 8}, 2.0, DELTA, planned={SMALL: 9})
     assert Filter.pin({SAMPLED: 800}, 2.0, DELTA) is None
 
 
@@ -156,10 +157,6 @@ def test_a_small_request_is_pinned_hundreds_of_thousands_of_times_without_a_comp
     assert found.pinned[event] > 200_000
     assert found.pinned_delta <= PINNED_SHARE * DELTA
     assert not compositions
-
-
-def test_a_plan_that_does_not_contain_the_request_pins_nothing():
-    assert Filter.pin({SAMPLED: 8}, 2.0, DELTA, planned={SMALL: 9}) == Filter.pin({SAMPLED: 8}, 2.0, DELTA)
 
 
 @for_rows(

@@ -14,17 +14,9 @@ from kit.tables import for_rows
 from coterie.privacy import Event, Ledger, Permit, PerUnit, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
 from coterie.wire import EvaluateRequest, LossesRequest, TrainRequest
 
-PLAN = RecordPlan(
-    num_examples=60,
-    batch_size=10,
-    rounds=3,
-    epsilon=5.0,
-    delta=1e-5,
-    noise_multiplier=1.5,
-    compared=70,
-    loss_noise=4.0,
-    models_per_message=32,
-)
+NUMBERS = {"num_examples": 60, "batch_size": 10, "rounds": 3, "epsilon": 5.0, "delta": 1e-5}
+NUMBERS |= {"compared": 70, "loss_noise": 4.0, "models_per_message": 32}
+PLAN = RecordPlan(**NUMBERS, noise_multiplier=1.5)
 
 
 def told(losses, bound=1.0, deviation=1e-12, num_examples=10, seed=0):
@@ -89,10 +81,8 @@ def test_losses_are_paid_for_beside_the_steps_and_the_choices():
     alike = replace(PLAN, batch_size=60, noise_multiplier=8.0, compared=64, models_per_message=16)
     assert alike.planned() == Counter({Event(1.0, 8.0): 3 + 4})  # steps and losses of the same price
     assert plan.losses(0) == Counter()
-    calibrated = RecordPlan.calibrated(**{k: v for k, v in vars(PLAN).items() if k != "noise_multiplier"})
-    without = RecordPlan.calibrated(
-        **{k: v for k, v in vars(PLAN).items() if k != "noise_multiplier"} | {"compared": 0}
-    )
+    calibrated = RecordPlan.calibrated(**NUMBERS)
+    without = RecordPlan.calibrated(**NUMBERS | {"compared": 0})
     assert calibrated.noise_multiplier > without.noise_multiplier
     assert 4.95 < calibrated.cost() <= 5.0
 

@@ -37,15 +37,6 @@ def test_one_record_moves_a_choice_by_the_bound_at_most(wild):
         assert both[0] == both[1]
 
 
-def test_losses_of_neighbours_lie_in_an_interval_of_length_epsilon():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        k, epsilon = int(rng.integers(2, 9)), rng.uniform(0.01, 5)
-        sums, record = rng.uniform(0, 30, k), rng.uniform(0, 1, k)
-        ratio = np.log(softmax(-epsilon * sums)) - np.log(softmax(-epsilon * (sums + record)))
-        assert np.ptp(ratio) <= epsilon + 1e-9
-
-
 @for_rows("epsilon", [0.001, 0.02, 0.5, 1.0, 3.0, 8.0])
 def test_the_gaussian_dominates_every_pair_of_bounded_range(epsilon):
     """The corner of the two-point pair with losses t and t - e lies on a Gaussian curve of no larger shift."""
