@@ -29,6 +29,24 @@ def test_profiles_of_losses_by_hand():
     np.testing.assert_allclose(profile_distances(LOSSES[:, 1:2]), symmetric([2, 1, 3]))
 
 
+@pytest.mark.parametrize(("i", "j"), [(0, 1), (0, 2), (1, 2)])
+def test_profiles_of_two_clients_own_models_are_equation_6_s_mean(i, j):
+    both = abs(LOSSES[i, i] - LOSSES[j, i]) + abs(LOSSES[i, j] - LOSSES[j, j])
+    assert profile_distances(LOSSES[:, [i, j]])[i, j] == both / 2
+    assert both != loss_distances(LOSSES)[i, j]
+
+
+def test_profiles_over_all_models_are_other_numbers_and_part_the_same_groups():
+    group = np.array([0, 0, 0, 1, 1, 1, 1])
+    alike = group[:, None] == group
+    losses = np.where(alike, 0.3, 2.0) + 0.1 * np.random.default_rng(0).random((7, 7))
+    found = [loss_distances(losses), profile_distances(losses)]
+    assert np.abs(found[0] - found[1]).max() > 1
+    for each in found:
+        assert each[alike].max() < 0.5
+        assert each[~alike].min() > 1
+
+
 def test_parameters_by_hand():
     np.testing.assert_allclose(parameter_distances(UPDATES), symmetric([5, 3, 4]))
 
@@ -45,6 +63,17 @@ def test_rounding_makes_no_cosine_beyond_one_and_no_square_below_zero():
     updates = np.repeat(np.random.default_rng(0).standard_normal((1, 50)), 4, axis=0).astype(np.float32) / 3
     assert cosines(updates).max() == 1
     assert np.isfinite(parameter_distances(updates)).all()
+
+
+@pytest.mark.parametrize("measure", [parameter_distances, loss_distances, profile_distances])
+def test_distances_are_symmetric_with_a_zero_diagonal(measure):
+    given = np.random.default_rng(1).standard_normal((9, 9)).astype(np.float32)
+    found = measure(given)
+    assert found.shape == (9, 9)
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_allclose(found.diagonal(), 0, atol=1e-6)
+    assert found.min() >= 0
+    assert (found + np.eye(9) > 0.01).all()
 
 
 @pytest.mark.parametrize("chunk", [1, 5 * 7, 5 * 99, 5 * 100, 5 * 101])

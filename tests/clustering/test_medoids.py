@@ -1,5 +1,7 @@
 """FasterPAM: its cost is that of the package kmedoids, and at least that of all sets of medoids; no swap lowers it."""
 
+from itertools import combinations
+
 import kmedoids
 import numpy as np
 import pytest
@@ -51,6 +53,20 @@ def test_no_swap_lowers_the_cost(kind):
             for point in range(len(matrix)):
                 swapped = [*np.delete(found, out), point]
                 assert cost(matrix, found) <= cost(matrix, swapped) * (1 + 1e-12)
+
+
+@for_rows("kind", KINDS)
+def test_against_all_sets_of_medoids(kind):
+    """A local minimum is the best of all sets for k = 1, k = n - 1 and k = n, and in most other cases."""
+    best = []
+    for matrix, k in cases(kind, 8):
+        found = cost(matrix, k_medoids(matrix, k))
+        least = min(cost(matrix, list(each)) for each in combinations(range(len(matrix)), k))
+        assert least <= found * (1 + 1e-12)
+        if k in (1, len(matrix) - 1, len(matrix)):
+            assert found == pytest.approx(least, abs=1e-12)
+        best.append(found <= least * (1 + 1e-12))
+    assert np.mean(best) >= 0.9
 
 
 def test_swaps_improve_on_build():

@@ -8,6 +8,7 @@ import pytest
 from kit.tables import for_rows
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
+from sklearn.mixture import GaussianMixture
 
 from coterie.clustering import distances
 from coterie.clustering import mixture as gmm
@@ -259,6 +260,20 @@ def test_candidates_end_at_ten_and_at_half_of_the_clients():
     assert max(gmm.choose(np.repeat(rng().normal(size=(12, 9)), 4, axis=0), rng())[1]) <= 10
     assert set(gmm.choose(np.repeat(np.arange(3.0), 2)[:, None] ** 2, rng())[1]) == {2, 3}
     assert set(gmm.choose(np.repeat(np.arange(5.0), 2)[:, None] ** 2, rng(), most=2)[1]) == {2}
+
+
+def test_em_finds_what_sklearn_finds():
+    # scikit-learn with one variance a component and free weights, where groups are equal and many: the same model.
+    centres = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    points = centres[np.arange(600) % 3] + rng(3).normal(size=(600, 2))
+    ours = gmm.fit(points, 3, rng())
+    theirs = GaussianMixture(3, covariance_type="spherical", init_params="k-means++", tol=1e-6, n_init=5, max_iter=500)
+    theirs.set_params(random_state=0).fit(points)
+    ours_in_order, theirs_in_order = (means[np.lexsort(means.round().T)] for means in (ours.means, theirs.means_))
+    np.testing.assert_allclose(ours_in_order, theirs_in_order, atol=0.05)
+    assert ours.variance == pytest.approx(theirs.covariances_.mean(), rel=0.03)
+    assert ours.log_likelihood == pytest.approx(theirs.score(points), abs=0.01)
+    assert (adjusted_rand_score(ours.labels, theirs.predict(points))) > 0.98
 
 
 def broken(value):

@@ -241,12 +241,12 @@ def test_hog_tells_directions_apart(k):
 
 
 @for_rows("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
-@for_rows("apply", [deskew, hog, hog2, random_conv])
-def test_chunks_of_images_make_no_difference(apply, shape):
+@for_rows(("apply", "atol"), [(hog, 0), (hog2, 0), (random_conv, 1e-5)])
+def test_chunks_of_images_make_no_difference(apply, atol, shape):
     images = np.random.default_rng(0).uniform(-1, 1, (300, *shape)).astype(np.float32)
     together = apply(images)
     assert (len(together), together.dtype) == (300, np.float32)
-    np.testing.assert_allclose(together[250:260], apply(images[250:260]), atol=1e-5)
+    np.testing.assert_allclose(together[250:260], apply(images[250:260]), atol=atol)
 
 
 def test_hog_looks_at_each_cell():
@@ -375,9 +375,10 @@ def test_deskew_sets_upright_and_in_the_middle():
     np.testing.assert_allclose(deskew(upright), upright, atol=1e-4)
 
 
-def test_deskew_keeps_the_range_of_each_image():
-    images = np.random.default_rng(0).uniform(-1, 1, (30, 3, 9, 12)).astype(np.float32)
+def test_deskew_looks_at_each_image_alone_and_keeps_its_range():
+    images = np.random.default_rng(0).uniform(-1, 1, (300, 3, 9, 12)).astype(np.float32)
     together = deskew(images)
+    np.testing.assert_allclose(together[250:260], deskew(images[250:260]), atol=1e-6)
     assert (together.max(axis=(1, 2, 3)) <= images.max(axis=(1, 2, 3)) + 1e-6).all()
     assert (together.min(axis=(1, 2, 3)) >= images.min(axis=(1, 2, 3)) - 1e-6).all()
 
