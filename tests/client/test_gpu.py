@@ -191,18 +191,3 @@ def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):
     del shard
     gc.collect()
     assert not devices._ON_GPU
-
-
-def test_a_batch_that_exceeds_the_memory_frees_the_gpu(monkeypatch):
-    model, layout, start = start_of("mlp-32")
-    real, freed = backend.Backend._together, []
-
-    def small(self, step, layout, start, *others):
-        if len(start) > 1:
-            raise torch.OutOfMemoryError
-        return real(self, step, layout, start, *others)
-
-    monkeypatch.setattr(backend.Backend, "_together", small)
-    monkeypatch.setattr(backend, "free_device", lambda: freed.append(1))
-    train(model, layout, start, shards_of("mlp-32"), rngs(), LocalTrainingConfig(1, 4, 0.1), batched=True)
-    assert freed

@@ -111,12 +111,6 @@ def test_a_patient_of_training_and_test_data_counts_nowhere(sites):
         assert UNIT_SHARES - names.count(name) < total <= UNIT_SHARES
 
 
-def test_without_held_out_patients_nothing_is_counted(sites):
-    write(sites / "client-9.csv", ["P0-0"])
-    shard = shard_of(sites / "client-9.csv", sites)
-    assert shard.test_shares is None or not shard.test_shares.any() or len(shard.y) == 0
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.sets(st.integers(0, 9)), st.integers(0, 9))
 def test_removing_a_unit_changes_the_shares_of_no_other(records, trained, victim):
     names = np.array([f"P{i}" for i in records])

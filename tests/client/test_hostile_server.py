@@ -525,11 +525,3 @@ def test_a_charge_states_the_run_and_the_app_that_asked(tmp_path, monkeypatch):
     assert spending(tmp_path / "world" / "data" / BUDGET_FILE).runs == "1: 2"
     assert world.ask("train", {**CHEAP, "round": 3, "strategy": "x" * 201})[0] == "error"
     assert len(world.charges) == 2
-
-
-def test_a_named_budget_file_is_used(tmp_path):
-    named = tmp_path / "budgets" / "ward.jsonl"
-    world = World(tmp_path / "world", WORLDS["another label"][0], **{"budget-file": str(named)})
-    world.ask("train", CHEAP)
-    assert world.charges == []
-    assert len(read_ledger(named)[1]) == 1

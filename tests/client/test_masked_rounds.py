@@ -11,14 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import RecordDict
-from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidden, Server, Sites, plan_of
+from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, Hidden, Server, Sites, plan_of
 from kit.tables import for_rows
 
 from coterie.client import masked_rounds
-from coterie.client.answer import handle
-from coterie.client.identity import Client
-from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
@@ -265,25 +261,6 @@ def test_a_seed_of_the_server_does_not_give_the_noise(pki, tmp_path, hidden):
         vectors.append({client: vector.copy() for client, vector in hidden.items()})
     apart = [(vectors[0][client] - vectors[1][client]).view(np.int32).std() for client in range(6)]
     assert min(apart) > plan.layers.deviation()
-
-
-def test_masked_vectors_are_uniform(pki, tmp_path):
-    sites, counts = Sites(tmp_path, pki, 10), Counter()
-    plan, values = plan_of(10), []
-    for number in (1, 2, 3):
-        server = Server(sites, plan, number)
-        server.open()
-        server.train()
-        values += [
-            np.concatenate([vector >> shift & 15 for shift in range(0, 32, 4)]) for vector in server.vectors.values()
-        ]
-    for one in values:
-        counts.update(one.tolist())
-        found = np.bincount(one, minlength=16)
-        chi_square = ((found - len(one) / 16) ** 2).sum() / (len(one) / 16)
-        assert chi_square < 55  # of 15 degrees of freedom; p = 2e-6
-    total = sum(counts.values())
-    assert sum((counts[i] - total / 16) ** 2 for i in range(16)) / (total / 16) < 45
 
 
 def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
@@ -583,40 +560,6 @@ def test_a_damaged_state_is_named(pki, tmp_path):
     server.open()
     sites.state(1, "open-round").write_bytes(b"{}")
     assert "client-1.open-round and client-1.rounds away" in sites.refusal(1, "train.masked", server.train_content(1))
-
-
-# ---- simulated clients -----------------------------------------------------------------------------------------------
-
-
-def test_simulated_clients_take_part_with_keys_of_the_engine(pki, tmp_path, hidden):
-    sites, plan = Sites(tmp_path / "sites", pki, 0), plan_of(6)
-    keys = simulated_keys(range(6))
-    clients = {
-        client: Client(client, data=str(write_data(tmp_path / f"{client}", client)), keys=keys[client])
-        for client in range(6)
-    }
-
-    def ask(client, message_type, content):
-        content.config_records[CONFIG]["clients-dir"] = str(tmp_path / "clients")
-        (reply,) = handle(message_type, content, [clients[client]])
-        assert isinstance(reply, RecordDict), reply
-        return reply
-
-    sites.ask = ask
-    server = Server(sites, plan, keys={client: keys[client].signed for client in range(6)})
-    server.open()
-    server.train([0, 1, 2, 3, 5])
-    server.sign()
-    server.unmask()
-    np.testing.assert_array_equal(server.total(), hidden.total())
-
-
-def write_data(folder, seed):
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    x, y = rng.integers(0, 256, (RECORDS, *SHAPE)).astype(np.int64), np.arange(RECORDS) % 2
-    np.savez(folder / "train.npz", x=x, y=y)
-    return folder
 
 
 def test_the_audit_log_says_what_was_released(pki, tmp_path):

@@ -87,15 +87,6 @@ def test_messages_are_equal_with_and_without_an_own_model(tmp_path, request_name
         assert kept.exists() == request_name.startswith(("train", "evaluate"))
 
 
-def test_later_replies_do_not_depend_on_an_earlier_own_model(tmp_path):
-    texts = []
-    for folder, node in ((tmp_path / "off", {}), (tmp_path / "on", {"personalize": "all"})):
-        texts.append(
-            [ask(folder, name, **node) for name in ("evaluate", "train", "evaluate", "train the assigned model")]
-        )
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize("trouble", ["fails", "its folder is a file", "no records"])
 def test_a_fit_that_fails_changes_no_reply(tmp_path, monkeypatch, trouble, caplog):
     data = write_data(tmp_path / "data.npz", rows=1 if trouble == "no records" else 80)

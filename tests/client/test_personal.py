@@ -89,18 +89,6 @@ def head(weight, bias):
     return Head("", np.array(weight, np.float32), np.array(bias, np.float32))
 
 
-@pytest.mark.parametrize("penalty", [0.5, 10.0])
-def test_a_head_from_zero_is_scikit_learns_logistic_regression(penalty):
-    from sklearn.linear_model import LogisticRegression
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 5)), rng.integers(3, size=60)
-    ours = head(np.zeros((3, 5)), [])
-    fit_head(ours, x, 0.0, y, penalty)
-    theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-10, max_iter=1000).fit(x, y)
-    np.testing.assert_allclose(ours.weight, theirs.coef_, atol=2e-4)
-
-
 @pytest.mark.parametrize("real", [False, True])
 def test_the_gradient_of_the_penalised_loss_vanishes_at_a_fitted_head(real):
     rng = np.random.default_rng(1)
@@ -172,14 +160,6 @@ def test_a_client_alone_has_the_model_that_it_has_among_others():
             network, layout, released[1:], shards[1:], method, TRAINING, [np.random.default_rng(1)], initial
         )
         np.testing.assert_allclose(both.models[1:], alone.models, atol=1e-5)
-
-
-def test_ridge_regression_towards_the_released_line():
-    network = networks.build("regression", (1,), 0)
-    x = np.linspace(-3, 3, 300, dtype=np.float32)[:, None]
-    y = (2 * x[:, 0] + 1).astype(np.float32)
-    own = fitted(network, np.zeros((1, 2), np.float32), [shard(x, y)], "last-layer")
-    np.testing.assert_allclose(own, [[2, 1]], atol=0.05)
 
 
 def problem(rows, classes=3, seed=0):

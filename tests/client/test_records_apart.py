@@ -75,11 +75,6 @@ def moves(clipper, shape):
             yield float((sums[0] - sums[1]).norm())
 
 
-def test_there_are_forty_networks_of_either_kind():
-    assert len(MIXING) >= 40
-    assert len(APART) >= 40
-
-
 #: Networks that mix and are refused, and why. All others that mix have the gradient of a batch of one.
 REFUSED = {
     "batch normalisation": "no gradient for a batch of one record: Expected more than 1 value",
@@ -137,12 +132,6 @@ IN_BATCHES_OF_ONE = {
 def test_the_fast_ways_are_those_of_known_layers(name):
     kinds = {**dict.fromkeys(BY_HOOKS, dpsgd._Opacus), **dict.fromkeys(IN_BATCHES_OF_ONE, BatchesOfOne)}
     assert type(clipper_of(*built(name))) is kinds.get(name, GhostClipping)
-
-
-def test_dropout_is_refused():
-    """A network that is not traced, and has randomness that a vectorised pass does not allow."""
-    with pytest.raises(ModelError, match="without dropout"):
-        clipper_of(Net(nn.Dropout()), VECTORS)
 
 
 def test_a_network_that_remembers_outside_of_itself_is_refused():
