@@ -21,17 +21,8 @@ from coterie.privacy.score_histograms import CELLS, UnitCounts, deviation_of_cli
 COLUMNS = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(3))
 SCHEMA = f'version = 1\n[label]\ncolumn = "outcome"\nclasses = ["no", "yes"]\n[unit]\ncolumn = "patient"\n{COLUMNS}'
 HEADS = ["patient", "f0", "f1", "f2", "outcome"]
-RUN = {
-    "privacy-unit": "record",
-    "samples-per-client": 40,
-    "batch-size": 20,
-    "rounds": 2,
-    "model": "linear",
-    "evaluate": "private",
-    "score-share": 0.5,
-    "epsilon": 8,
-    "delta": 1e-3,
-}
+RUN = {"privacy-unit": "record", "samples-per-client": 40, "batch-size": 20, "rounds": 2, "model": "linear"}
+RUN |= {"evaluate": "private", "score-share": 0.5, "epsilon": 8, "delta": 1e-3}
 
 
 def write(path, patients, seed=0, records=5):

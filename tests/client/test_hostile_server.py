@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.deployed import RECORDS
 from kit.hostile import changed
 from scipy.stats import mannwhitneyu
 
@@ -35,22 +36,7 @@ from coterie.wire.requests import REQUESTS
 
 SHAPE, CLASSES, N = (1, 4, 4), 2, 24
 NAN = math.nan
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "1x4x4",
-    "num-classes": CLASSES,
-    "model": "linear",
-    "device": "cpu",
-    "clients": 3,
-    "clusters": 1,
-    "strategy": "fedavg",
-    "privacy-unit": "record",
-    "samples-per-client": N,
-    "batch-size": 8,
-    "rounds": 2,
-    "epsilon": 4.0,
-}
-CONFIG = RunConfig(SETTINGS)
+CONFIG = RunConfig(RECORDS)
 CONFIGURED = {**CONFIG.for_clients(), "round": 1}
 (TERMS,) = json.loads(CONFIG.plan.record_plans)
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))

@@ -353,19 +353,12 @@ NOT_TRACED = {
     "read after a change in place": lambda x: (y := x * 1, x.relu_(), y)[2],
     "a view that changes": lambda x: (y := x.flatten(1), functional.relu(x, inplace=True), y)[2],
     **{
-        f"{change.__name__} in place": lambda x, change=change: change(x, 2.0)
-        for change in (
-            operator.isub,
-            operator.imul,
-            operator.itruediv,
-            operator.ifloordiv,
-            operator.imod,
-            operator.ipow,
-        )
+        f"{name} in place": lambda x, name=name: getattr(operator, name)(x, 2.0)
+        for name in ("isub", "imul", "itruediv", "ifloordiv", "imod", "ipow")
     },
     **{
-        f"{change.__name__} in place": lambda x, change=change: x * change(x > 0, x > 1).float()
-        for change in (operator.iand, operator.ior, operator.ixor)
+        f"{name} in place": lambda x, name=name: x * getattr(operator, name)(x > 0, x > 1).float()
+        for name in ("iand", "ior", "ixor")
     },
     "several outputs": lambda x: (x, x),
     "a number": lambda x: x.shape[0],

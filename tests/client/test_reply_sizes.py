@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.deployed import OWN, RECORDS
 
 from coterie.client.app import app
 from coterie.client.handlers import HANDLERS
@@ -17,14 +18,9 @@ from coterie.wire.messages import CENTROIDS, Layout, pack_models
 
 SHAPE, CLASSES, N, K = (1, 4, 4), 2, 24, 100
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
-OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": CLASSES, "model": "linear", "device": "cpu"}
 CLIENT_LEVEL = RunConfig({**OWN, "clients": 1000, "clusters": 2, "strategy": "ifca"}).for_clients()
-RECORDS = RunConfig(
-    {**OWN, "clients": 3, "clusters": 1, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": N}
-    | {"batch-size": 8, "rounds": 2, "epsilon": 4.0}
-)
-(TERMS,) = json.loads(RECORDS.plan.record_plans)
-RECORD_LEVEL = RECORDS.for_clients()
+(TERMS,) = json.loads(RunConfig(RECORDS).plan.record_plans)
+RECORD_LEVEL = RunConfig(RECORDS).for_clients()
 GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0}
 GAN["feature-range"] = 1.0
 LABELS = {"labels": 2, "encoder": "none", "release-counts": False}
