@@ -215,35 +215,33 @@ OPEN_ATTACKS = {
     "a plan for three clients": (lambda s: {**only(s, (2, 3, 4)), **terms(s, clients=3)}, ""),
     "slots in which the victim is not": (lambda s: {**terms(s, sampling_rate=0.5)}, "not of the clients of round 1"),
     "round 4 of 3": (lambda s: {"round": 4}, "none of the plan's 3"),
-    "a large dropout": (lambda s: terms(s, dropout=0.5), "dropout"),
-    "a negative dropout": (lambda s: terms(s, dropout=-1.0), "dropout"),
-    "many corrupt clients": (lambda s: terms(s, corrupt=5), "corrupt"),
-    "no corrupt client": (lambda s: terms(s, corrupt=0), "corrupt = 0 clients is less than min-corrupt = 1 demands"),
-    "a negative number of corrupt clients": (lambda s: terms(s, corrupt=-5), "corrupt"),
-    "no noise": (lambda s: terms(s, noise_multiplier=0.0), ""),
-    "noise that rounds to nothing": (lambda s: terms(s, noise_multiplier=1e-4), ""),
-    "negative noise": (lambda s: terms(s, noise_multiplier=-1.0), ""),
-    "noise of NaN": (lambda s: terms(s, noise_multiplier=math.nan), ""),
-    "infinite noise": (lambda s: terms(s, noise_multiplier=None), ""),
-    "noise as text": (lambda s: terms(s, noise_multiplier="1"), "malformed"),
-    "no epsilon": (lambda s: terms(s, epsilon=0.0), "epsilon"),
-    "infinite epsilon": (lambda s: terms(s, epsilon=None), "epsilon"),
-    "epsilon of NaN": (lambda s: terms(s, epsilon=math.nan), "epsilon"),
-    "delta 1": (lambda s: terms(s, delta=1.0), "delta"),
-    "another mechanism": (lambda s: terms(s, mechanism="joint"), "terms are not those"),
-    "an unknown mechanism": (lambda s: terms(s, mechanism="nothing"), "terms are not those"),
-    "a mechanism that is no text": (lambda s: terms(s, mechanism=["secure"]), "terms are not those"),
-    "a plan without noise": (lambda s: terms(s, noise_multiplier=...), "terms are not those"),
-    "a plan with a further term": (lambda s: terms(s, secret=1), "terms are not those"),
     "no JSON": (lambda s: {"plan": "]"}, "malformed"),
     "deep JSON": (lambda s: {"plan": "[" * 10_000}, "malformed"),
     "a list": (lambda s: {"plan": "[]"}, "malformed"),
-    "a billion clients": (lambda s: terms(s, clients=10**9), ""),
-    "a tiny rate": (lambda s: terms(s, sampling_rate=5e-324), ""),
     "a wide model": (lambda s: {"parameters": 2**22}, ""),
-    "clusters beyond the clients": (lambda s: terms(s, num_clusters=10**6), ""),
-    "a clipping norm of NaN": (lambda s: terms(s, clip_norm=math.nan), ""),
-    "a share of the counts above 1": (lambda s: terms(s, identifier_share=1.5), ""),
+}
+#: Values of terms of a plan, which JSON writes as they are.
+PLAN_ATTACKS = [
+    ("dropout", (0.5, -1.0), "dropout"),
+    ("corrupt", (5, -5), "corrupt"),
+    ("corrupt", (0,), "corrupt = 0 clients is less than min-corrupt = 1 demands"),
+    ("noise_multiplier", (0.0, 1e-4, -1.0, math.nan, None), ""),
+    ("noise_multiplier", ("1",), "malformed"),
+    ("noise_multiplier", (...,), "terms are not those"),
+    ("epsilon", (0.0, None, math.nan), "epsilon"),
+    ("delta", (1.0,), "delta"),
+    ("mechanism", ("joint", "nothing", ["secure"]), "terms are not those"),
+    ("secret", (1,), "terms are not those"),
+    ("clients", (10**9,), ""),
+    ("sampling_rate", (5e-324,), ""),
+    ("num_clusters", (10**6,), ""),
+    ("clip_norm", (math.nan,), ""),
+    ("identifier_share", (1.5,), ""),
+]
+OPEN_ATTACKS |= {
+    f"{term} {value!r}": (lambda s, change={term: value}: terms(s, **change), reason)
+    for term, values, reason in PLAN_ATTACKS
+    for value in values
 }
 
 
@@ -255,19 +253,19 @@ def test_keys_that_the_roster_does_not_have_are_refused(stages, trained, other_p
     assert reason in refused(stage, content, trained)
 
 
+NOT_SIGNED = "client {} has not signed its box key"
 BOX_ATTACKS = {
-    "a box key of the server": (lambda s: changed_key(s, 7, box=OTHER), "client 7 has not signed its box key"),
-    "no signature": (lambda s: changed_key(s, 7, box_signature=b""), "client 7 has not signed its box key"),
-    "the box key of another client": (
-        lambda s: changed_key(s, 7, box=s.keys[8].box, box_signature=s.keys[8].box_signature),
-        "client 7 has not signed its box key",
-    ),
-    "a box key of the server for the victim": (
-        lambda s: changed_key(s, VICTIM, box=OTHER),
-        f"client {VICTIM} has not signed its box key",
-    ),
+    "a box key of the server": (lambda s: changed_key(s, 7, box=OTHER), NOT_SIGNED.format(7)),
+    "no signature": (lambda s: changed_key(s, 7, box_signature=b""), NOT_SIGNED.format(7)),
+    "the box key of another client": (lambda s: with_key(s, 7, box_of(s, 8)), NOT_SIGNED.format(7)),
+    "a box key of the server for the victim": (lambda s: changed_key(s, VICTIM, box=OTHER), NOT_SIGNED.format(VICTIM)),
     "a box key that the victim has never had": (lambda s: with_key(s, VICTIM, unknown_box(s)), "box key is used"),
 }
+
+
+def box_of(server, client):
+    """The keys of client 7 with the box key of another client."""
+    return replace(server.keys[7], box=server.keys[client].box, box_signature=server.keys[client].box_signature)
 
 
 def unknown_box(server):
@@ -345,10 +343,13 @@ def test_whatever_the_server_sends_a_client_gives_one_answer_to_a_step_and_pays_
 # ---- step 2: openings, models, and what the client pays --------------------------------------------------------------
 
 
+def as_of(server, client, opening):
+    """The openings, with another one of a client."""
+    return opened_fields({**server.openings, client: opening}, VICTIM)
+
+
 def changed(server, client, **changes):
-    """The openings, with one changed."""
-    openings = {**server.openings, client: replace(server.openings[client], **changes)}
-    return opened_fields(openings, VICTIM)
+    return as_of(server, client, replace(server.openings[client], **changes))
 
 
 def some(server, clients):
@@ -364,38 +365,21 @@ def other_opening(stage):
     return MaskingClient(round, 7, boxes, keys.sign, lambda *_: True).open(box)
 
 
+NO_SIGNATURE, NOT_OPENED = "client 7 is not signed", "cannot be opened"
 OPENING_ATTACKS = {
-    "a public key of the server": (lambda s, _: changed(s, 7, public=OTHER), "client 7 is not signed"),
-    "another commitment": (lambda s, _: changed(s, 7, commitment=bytes(32)), "client 7 is not signed"),
-    "no signature": (lambda s, _: changed(s, 7, signature=b""), "client 7 is not signed"),
-    "the opening of another client": (
-        lambda s, _: opened_fields({**s.openings, 7: s.openings[8]}, VICTIM),
-        "client 7 is not signed",
-    ),
-    "an opening of another attempt": (
-        lambda s, stage: opened_fields({**s.openings, 7: other_opening(stage)}, VICTIM),
-        "client 7 is not signed",
-    ),
+    "a public key of the server": (lambda s, _: changed(s, 7, public=OTHER), NO_SIGNATURE),
+    "another commitment": (lambda s, _: changed(s, 7, commitment=bytes(32)), NO_SIGNATURE),
+    "no signature": (lambda s, _: changed(s, 7, signature=b""), NO_SIGNATURE),
+    "the opening of another client": (lambda s, _: as_of(s, 7, s.openings[8]), NO_SIGNATURE),
+    "an opening of another attempt": (lambda s, stage: as_of(s, 7, other_opening(stage)), NO_SIGNATURE),
     "another opening of the victim": (lambda s, _: changed(s, VICTIM, public=OTHER), "of this client is missing"),
-    "openings without the victim's": (
-        lambda s, _: some(s, [client for client in s.cohort if client != VICTIM]),
-        "of this client is missing",
-    ),
+    "openings without the victim's": (lambda s, _: some(s, {*s.cohort} - {VICTIM}), "of this client is missing"),
     "too few openings": (lambda s, _: some(s, s.cohort[:6]), "at least 7 clients"),
     "the victim's alone": (lambda s, _: some(s, [VICTIM]), "at least 7 clients"),
-    "a stranger's opening": (
-        lambda s, _: opened_fields({**s.openings, 10: s.openings[7]}, VICTIM),
-        "increasing, known",
-    ),
-    "no box": (lambda s, _: changed(s, 7, boxes={}), "cannot be opened"),
-    "a box for another client": (
-        lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[8]}),
-        "cannot be opened",
-    ),
-    "a changed box": (
-        lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[VICTIM][:-1] + b"x"}),
-        "cannot be opened",
-    ),
+    "a stranger's opening": (lambda s, _: as_of(s, 10, s.openings[7]), "increasing, known"),
+    "no box": (lambda s, _: changed(s, 7, boxes={}), NOT_OPENED),
+    "a box for another client": (lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[8]}), NOT_OPENED),
+    "a changed box": (lambda s, _: changed(s, 7, boxes={VICTIM: s.openings[7].boxes[VICTIM][:-1] + b"x"}), NOT_OPENED),
     "another round": (lambda s, _: {"round": 2}, "not the next one"),
     "another attempt": (lambda s, _: {"attempt": 1}, "not the next one"),
     "another run": (lambda s, _: {"run": "another"}, "not the next one"),

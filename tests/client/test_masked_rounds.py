@@ -265,11 +265,8 @@ def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
     assert set(reply) == {"update", REPLY}
     assert set(reply.config_records[REPLY]) == VECTOR_ENTRIES
     assert list(reply.array_records["update"]) == ["masked"]
-    size = server.plan.vector_size(LAYOUT.size, 0)
-    assert (reply.array_records["update"]["masked"].dtype, reply.array_records["update"]["masked"].shape) == (
-        "uint32",
-        (size,),
-    )
+    masked = reply.array_records["update"]["masked"]
+    assert (masked.dtype, masked.shape) == ("uint32", (server.plan.vector_size(LAYOUT.size, 0),))
 
 
 @pytest.mark.parametrize("failure", ["diverged", "error", "no data"])
