@@ -61,11 +61,10 @@ def worlds(*, records=24):
     }
 
 
-CHOICE = {
-    **plans(selection="gumbel", selections=9, selection_epsilon=20.0, epsilon=100.0),
-    "choice": True,
-    "loss-bound": 4.0,
-}
+CHOICE = plans(selection="gumbel", selections=9, selection_epsilon=20.0, epsilon=100.0)
+CHOICE |= {"choice": True, "loss-bound": 4.0}
+ADAPTIVE = plans(clip_factor=0.5, clip_share=0.01)
+LOSSES = {**plans(compared=4, models_per_message=4), "compared": 1, "loss-bound": 4.0}
 REDRAW = {"redraw": np.roll(np.eye(K), 1, axis=1).ravel().tolist()}
 KINDS = {
     "train": ("train", CLIENT_LEVEL, {}, choices),
@@ -73,19 +72,9 @@ KINDS = {
     "train, assigned": ("train", CLIENT_LEVEL, {"cluster": 64}, lambda best: network()),
     "train, records": ("train", RECORD_LEVEL, {**plans(), "counts-records": True}, lambda best: network()),
     "train, records, choice": ("train", RECORD_LEVEL, CHOICE, choices),
-    "train, records, adaptive": (
-        "train",
-        RECORD_LEVEL,
-        plans(clip_factor=0.5, clip_share=0.01),
-        lambda best: network(),
-    ),
+    "train, records, adaptive": ("train", RECORD_LEVEL, ADAPTIVE, lambda best: network()),
     "losses": ("query.losses", CLIENT_LEVEL, {"compared": K}, choices),
-    "losses, records": (
-        "query.losses",
-        RECORD_LEVEL,
-        {**plans(compared=4, models_per_message=4), "compared": 1, "loss-bound": 4.0},
-        lambda best: network(),
-    ),
+    "losses, records": ("query.losses", RECORD_LEVEL, LOSSES, lambda best: network()),
     "evaluate": ("evaluate", CLIENT_LEVEL, {}, choices),
     "gan": ("train.gan", RECORD_LEVEL, {**plans(), **GAN}, lambda best: network(build_gan(GAN["gan"], SHAPE, 2))),
     "label": ("query.label", RECORD_LEVEL, {**plans(), **LABELS}, lambda best: network(Labeller(SHAPE, 2, "none"))),

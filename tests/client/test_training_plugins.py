@@ -193,10 +193,16 @@ def test_a_module_without_a_file_has_no_hash(name):
     assert source_hash("optimizer", name) is None
 
 
-def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path):
-    settings = {**SETTINGS, "loss": "torch.nn.functional:cross_entropy"}
-    with closing(RunFolder.create(tmp_path / "run", RunConfig(settings))) as folder:
-        with pytest.raises(PluginError, match="expected \\(6,\\)"):
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("loss", "torch.nn.functional:cross_entropy", r"expected \(6,\)"),
+        ("trainer", "test_trainers:NoMethod", "needs a method train"),
+    ],
+)
+def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path, kind, name, text):
+    with closing(RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, kind: name}))) as folder:
+        with pytest.raises(PluginError, match=text):
             run(folder, LocalGrid(8))
         assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) <= 1
 
