@@ -259,8 +259,7 @@ def test_a_seed_of_the_server_does_not_give_the_noise(pki, tmp_path, hidden):
 
 
 def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
-    server = opened(tmp_path, pki)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki)
     reply = sites.ask(2, "train.masked", server.train_content(2))
     assert set(reply) == {"update", REPLY}
     assert set(reply.config_records[REPLY]) == VECTOR_ENTRIES
@@ -292,8 +291,7 @@ def test_what_fails_in_training_is_a_vector_of_zeros_and_no_error(pki, tmp_path,
 
 
 def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
-    server = opened(tmp_path, pki)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki)
     server.train()
     for ending in ("open-round", "masking-key", "box-keys"):
         assert stat.S_IMODE(sites.state(3, ending).stat().st_mode) == 0o600
@@ -303,8 +301,7 @@ def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
 
 
 def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
-    server = opened(tmp_path, pki)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki)
     server.train()
     server.sign()
     kept = sites.state(3, "open-round").read_bytes()
@@ -319,13 +316,11 @@ def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
 
 def test_stolen_state_folders_open_no_box_of_a_round_that_is_over(pki, tmp_path):
     """Boxes are recorded; afterwards every key that is left in the folders of all clients is tried on them."""
-    server = opened(tmp_path, pki)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki)
     before = opened_boxes(sites, server)
     server.train()
     assert (before, opened_boxes(sites, server)) == (6 * 5, 0)
-    for step in (server.sign, server.unmask):
-        step()
+    server.run("train.survivors")
     assert opened_boxes(sites, server) == 0
     again = Server(sites, plan_of(6), 2)
     assert {key.box for key in again.keys.values()} & {key.box for key in server.keys.values()} == set()
@@ -533,15 +528,13 @@ def test_repeated_messages_get_the_same_reply_at_every_time(pki, tmp_path):
 
 
 def test_a_damaged_state_is_named(pki, tmp_path):
-    server = opened(tmp_path, pki)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki)
     sites.state(1, "open-round").write_bytes(b"{}")
     assert "client-1.open-round and client-1.rounds away" in sites.refusal(1, "train.masked", server.train_content(1))
 
 
 def test_the_audit_log_says_what_was_released(pki, tmp_path):
-    server = opened(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
-    sites = server.sites
+    sites, server = opened(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
     server.train()
     entries = [(entry["type"], entry["decision"], entry.get("released")) for entry in sites.log(1)]
     assert entries == [("train.open", "answered", None), ("train.masked", "answered", "masked updates")]

@@ -282,10 +282,11 @@ class Server:
 
 
 def opened(path, pki, clients=6, plan=None, release="training", **node):
-    """The server's side of a round that is open at new sites."""
-    server = Server(Sites(path, pki, clients, **node), plan or plan_of(clients), release=release)
+    """New sites, and the server's side of a round that is open at them."""
+    sites = Sites(path, pki, clients, **node)
+    server = Server(sites, plan or plan_of(clients), release=release)
     server.open()
-    return server
+    return sites, server
 
 
 class Hidden(dict):
