@@ -329,9 +329,8 @@ def test_only_the_public_number_of_records_is_used(true, way):
 
 
 def test_steps_round_down_as_they_are_accounted():
-    assert [DPSGD(n, b, k, 1.0, 1.0, 1.0).steps for n, b, k in [(6600, 32, 1), (6600, 6600, 2), (10, 4, 3)]] == [
-        206, 2, 6,
-    ]  # fmt: skip
+    sizes = (6600, 32, 1), (6600, 6600, 2), (10, 4, 3)
+    assert [DPSGD(*size, 1.0, 1.0, 1.0).steps for size in sizes] == [206, 2, 6]
 
 
 def test_every_record_is_taken_with_probability_b_over_n():

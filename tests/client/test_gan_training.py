@@ -27,12 +27,8 @@ def setting(name="gan-pendigits", shape=(4,), **changes):
     start = dict(network.named_parameters())
     layout = Layout.of(start)
     flat = layout.flatten({key: value.detach() for key, value in start.items()})
-    return (
-        network,
-        layout,
-        flat,
-        GANTraining(**{"info": GANS[name], "categories": K, "epochs": 2, "batch_size": 5} | changes),
-    )
+    options = {"info": GANS[name], "categories": K, "epochs": 2, "batch_size": 5, **changes}
+    return network, layout, flat, GANTraining(**options)
 
 
 def records(*sizes, shape=(4,)):

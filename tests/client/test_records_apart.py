@@ -260,15 +260,8 @@ ARGUMENTS = [
     (0.5, True), (0.5, False), ("x",), ("x", "x"), ("x", 0), ("x", 1), (ONES(8, 8),), (ONES(2, 2),), (ONES(3, 3),),
     (ONES(3, 8, 8),), (ONES(8),), ("turned",),
 ]  # fmt: skip
-NAMED = [
-    {},
-    {"dim": 0},
-    {"dim": 1},
-    {"axis": -1, "keepdim": True},
-    {"start_dim": 1},
-    {"end_dim": 1},
-    {"num_classes": 9},
-]
+NAMED = [{}, {"dim": 0}, {"dim": 1}, {"start_dim": 1}, {"end_dim": 1}, {"num_classes": 9}]
+NAMED += [{"axis": -1, "keepdim": True}]
 #: Shapes of a record: of layers' outputs, sequences, and images of one to three dimensions.
 SHAPES = [(8,), (4, 2), (4, 2, 2), (4, 2, 2, 2)]
 
