@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from kit.masked_sites import Hidden, Server, Sites, plan_of
+from kit.masked_sites import STEPS, Hidden, Server, Sites, plan_of
 
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import create
@@ -25,7 +25,6 @@ from coterie.privacy.secure_aggregation import MaskingClient
 from coterie.wire.masked import read_masked, read_opening, read_shares, read_signature
 from coterie.wire.messages import CONFIG
 
-STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
 READ = dict(zip(STEPS, (read_opening, read_masked, read_signature, read_shares), strict=True))
 VICTIM, ROUNDS = 0, 1000
 REFUSED = b"refused"
@@ -54,32 +53,28 @@ def asked_in_a_process(sites, step, content, seconds=None):
     return said[8:] if len(said) > 8 and len(said) == 8 + int.from_bytes(said[:8], "big") else None
 
 
-def contents(server):
-    """The message of every step, and another one for the same step."""
-
-    def other(content):
-        content.config_records[CONFIG]["lr"] = 0.5
-        return content
-
-    signers = dict(list(server.signatures.items())[:-1])
-    return {
-        "train.open": lambda: (server.open_content(), other(server.open_content())),
-        "train.masked": lambda: (server.train_content(VICTIM), other(server.train_content(VICTIM))),
-        "train.survivors": lambda: (server.survivors_content(), server.survivors_content(sorted(server.vectors)[:-1])),
-        "train.unmask": lambda: (server.unmask_content(), server.unmask_content(signers)),
-    }
+def contents(server, step):
+    """The message of a step, and another one for the same step."""
+    other = server.content(step, VICTIM)
+    if step in STEPS[:2]:
+        other.config_records[CONFIG]["lr"] = 0.5
+    elif step == STEPS[2]:
+        other = server.survivors_content(sorted(server.vectors)[:-1])
+    else:
+        other = server.unmask_content(dict(list(server.signatures.items())[:-1]))
+    return server.content(step, VICTIM), other
 
 
 def play(sites, plan, number, folder, rng, seconds, left):
     """One round, whose victim is killed in every step while ``left`` kills are due; returns their number."""
     server, kills = Server(sites, plan, number), 0
     others = [client for client in server.cohort if client != VICTIM]
-    run = dict(zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True))
+    run = dict(zip(STEPS, server.steps, strict=True))
     into = dict(zip(STEPS, (server.openings, server.vectors, server.signatures, server.shares), strict=True))
     for step in STEPS:
         before = len(sites.charges(VICTIM))
         run[step](others)
-        message, other = contents(server)[step]()
+        message, other = contents(server, step)
         began, replies, due = time.monotonic(), [], left > kills
         limit = rng.uniform(0, seconds[step]) if due and step in seconds else None
         first = asked_in_a_process(sites, step, message, limit)

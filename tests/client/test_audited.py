@@ -12,10 +12,12 @@ from coterie.client.audited import audited
 from coterie.client.identity import Client
 from coterie.privacy.budget_files import spending
 
+SERVER = "fl.example.org:9092 0123456789abcdef"
+
 
 @pytest.fixture
 def world(tmp_path):
-    return World(tmp_path / "world", WORLDS["another label"][0], server="fl.example.org:9092 0123456789abcdef")
+    return World(tmp_path / "world", WORLDS["another label"][0], server=SERVER)
 
 
 def entries(world):
@@ -29,19 +31,10 @@ def test_a_site_sees_who_asked_and_what_is_spent(world, caplog, monkeypatch):
         assert world.ask("train", {**CHEAP, "strategy": "fedavg"})[0] == "reply"
     (entry,) = entries(world)
     spent = spending(world.path / "data" / ".coterie-budget.jsonl")
-    told = {key: entry[key] for key in ("run", "app", "server", "strategy", "type", "round", "decision", "budget")}
-    assert told == {
-        "run": "1",
-        "app": "ab" * 32,
-        "server": "fl.example.org:9092 0123456789abcdef",
-        "strategy": "fedavg",
-        "type": "train",
-        "round": 1,
-        "decision": "answered",
-        "budget": 5.0,
-    }
+    told = [entry[key] for key in ("run", "app", "server", "strategy", "type", "round", "decision", "budget")]
+    assert told == ["1", "ab" * 32, SERVER, "fedavg", "train", 1, "answered", 5.0]
     assert entry["epsilon"] == pytest.approx(spent.epsilon)
-    line = f"run 1 (fedavg of fl.example.org:9092 0123456789abcdef): epsilon {spent.epsilon:.4g} of 5 spent"
+    line = f"run 1 (fedavg of {SERVER}): epsilon {spent.epsilon:.4g} of 5 spent"
     assert line in [record.getMessage() for record in caplog.records]
 
 

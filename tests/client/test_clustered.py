@@ -229,59 +229,52 @@ def test_an_evaluation_without_a_loss_is_one_line(metrics, text):
     assert SECRET not in reply.error.reason
 
 
-@pytest.mark.parametrize(
-    ("metrics", "text"),
-    [
-        (
-            lambda m: {"eval_loss": m["eval_loss"]},
-            "no number 'eval_acc': name its metric, ClusteredClientApp(accuracy=",
-        ),
-        (lambda m: m | {"eval_acc": 93.1}, "evaluate replies a metric 'eval_acc' outside [0, 1]"),
-        (lambda m: m | {"eval_acc": float("nan")}, "outside [0, 1]"),
-    ],
-)
-def test_an_evaluation_without_an_accuracy_is_one_line(metrics, text):
-    reply = ask(example(metrics=metrics), EvaluateRequest(round=1), raise_errors=False)
-    assert text in reply.error.reason
-    assert "93" not in reply.error.reason
+OTHER_ARRAYS = [
+    (lambda a: {"w": a["w"]}, "train replies no array 'b', which it has received"),
+    (lambda a: {}, "train replies no array 'w'"),
+    (lambda a: {"w": a["w"], "c": a["b"]}, "no array 'b'"),
+    (lambda a: a | {SECRET: a["b"]}, "arrays that it has not received"),
+    (lambda a: a | {"w": a["w"][:2]}, "the array 'w' in another shape"),
+    (lambda a: a | {"b": a["b"].reshape(1)}, "the array 'b' in another shape"),
+    (lambda a: a | {"w": a["w"].astype(np.int64)}, "the array 'w' as int64: only floating-point parameters"),
+    (lambda a: a | {"w": a["w"] > 0}, "as bool"),
+    (lambda a: a | {"w": a["w"] + 1j}, "as complex"),
+    (lambda a: a | {"w": a["w"] * np.nan}, "training diverged"),
+    (lambda a: a | {"w": a["w"].astype(np.float64) * 1e300}, "training diverged"),
+    (lambda a: a | {"b": np.float32(np.inf)}, "training diverged"),
+    (raises(RuntimeError(SECRET)), "the app failed in train; see the client's own log"),
+]
+OTHER_SCORES = [
+    (lambda m: {"eval_loss": m["eval_loss"]}, "no number 'eval_acc': name its metric, ClusteredClientApp(accuracy="),
+    (lambda m: m | {"eval_acc": 93.1}, "evaluate replies a metric 'eval_acc' outside [0, 1]"),
+    (lambda m: m | {"eval_acc": float("nan")}, "outside [0, 1]"),
+]
+OTHER_RECORDS = [
+    lambda trained: {},
+    lambda trained: {"arrays": trained, "gradients": trained},
+    lambda trained: {"config": ConfigRecord({"a": 1})},
+]
 
 
-@pytest.mark.parametrize(
-    ("train", "text"),
+def failing_mod(message, context, call_next):
+    return Message(Error(6, SECRET), reply_to=message)
+
+
+@for_rows(
+    ("request_", "options", "text"),
     [
-        (lambda a: {"w": a["w"]}, "train replies no array 'b', which it has received"),
-        (lambda a: {}, "train replies no array 'w'"),
-        (lambda a: {"w": a["w"], "c": a["b"]}, "no array 'b'"),
-        (lambda a: a | {SECRET: a["b"]}, "arrays that it has not received"),
-        (lambda a: a | {"w": a["w"][:2]}, "the array 'w' in another shape"),
-        (lambda a: a | {"b": a["b"].reshape(1)}, "the array 'b' in another shape"),
-        (lambda a: a | {"w": a["w"].astype(np.int64)}, "the array 'w' as int64: only floating-point parameters"),
-        (lambda a: a | {"w": a["w"] > 0}, "as bool"),
-        (lambda a: a | {"w": a["w"] + 1j}, "as complex"),
-        (lambda a: a | {"w": a["w"] * np.nan}, "training diverged"),
-        (lambda a: a | {"w": a["w"].astype(np.float64) * 1e300}, "training diverged"),
-        (lambda a: a | {"b": np.float32(np.inf)}, "training diverged"),
-        (raises(RuntimeError(SECRET)), "the app failed in train; see the client's own log"),
+        *((TrainRequest(round=1), {"train": train}, text) for train, text in OTHER_ARRAYS),
+        *((EvaluateRequest(round=1), {"metrics": metrics}, text) for metrics, text in OTHER_SCORES),
+        *((TrainRequest(round=1), {"records": records}, "expected the trained one") for records in OTHER_RECORDS),
+        (TrainRequest(round=1), {"mods": [failing_mod]}, "the app failed in evaluate"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_a_training_that_returns_other_arrays_is_one_line(train, text):
-    reply = ask(example(train=train), TrainRequest(round=1), raise_errors=False)
+def test_an_app_that_breaks_its_contract_has_an_error_without_its_numbers(request_, options, text):
+    reply = ask(example(**options), request_, raise_errors=False)
     assert text in reply.error.reason
     assert SECRET not in reply.error.reason
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        lambda trained: {},
-        lambda trained: {"arrays": trained, "gradients": trained},
-        lambda trained: {"config": ConfigRecord({"a": 1})},
-    ],
-)
-def test_a_reply_has_one_record_of_arrays(records):
-    reply = ask(example(records=records), TrainRequest(round=1), raise_errors=False)
-    assert "ArrayRecords, expected the trained one" in reply.error.reason
+    assert "93" not in reply.error.reason
 
 
 @pytest.mark.parametrize("train", [
@@ -310,15 +303,6 @@ def test_an_app_without_a_function(missing):
     del app._registered_funcs[f"{missing}.default"]
     with pytest.raises(ClientError, match=f"the app failed in {missing}"):
         ask(app, TrainRequest(round=1))
-
-
-def test_an_error_of_a_mod_stays_at_the_client():
-    def mod(message, context, call_next):
-        return Message(Error(6, SECRET), reply_to=message)
-
-    reply = ask(example(mods=[mod]), TrainRequest(round=1), raise_errors=False)
-    assert "the app failed in evaluate" in reply.error.reason
-    assert SECRET not in reply.error.reason
 
 
 def test_an_introduction_holds_the_number_alone():

@@ -28,22 +28,10 @@ TEXTS = {
     "labels of an archive": "2 labels (0 ",
     "labels of images": "2 labels (left ",
 }
-SETTINGS = {
-    "dataset": "own",
-    "model": "linear",
-    "device": "cpu",
-    "strategy": "fedavg",
-    "clients": 3,
-    "privacy-unit": "none",
-}
-RECORD_LEVEL = {
-    "privacy-unit": "record",
-    "epsilon": 8.0,
-    "delta": 1e-5,
-    "samples-per-client": 60,
-    "rounds": 2,
-    "evaluate": "off",
-}
+SETTINGS = {"dataset": "own", "model": "linear", "device": "cpu", "strategy": "fedavg", "clients": 3}
+SETTINGS |= {"privacy-unit": "none"}
+RECORD_LEVEL = {"privacy-unit": "record", "epsilon": 8.0, "delta": 1e-5, "samples-per-client": 60, "rounds": 2}
+RECORD_LEVEL |= {"evaluate": "off"}
 BUDGET = {"epsilon": 8.0, "delta": 1e-5}
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from coterie import models as networks
 from coterie.client import device_noise, dpsgd
-from coterie.client.device_noise import DeviceNoise, is_secret, key_stream
+from coterie.client.device_noise import DeviceNoise, is_secret
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.datasets import Shard, TestSet
 from coterie.privacy import Streams
@@ -29,14 +29,6 @@ def stream(size, begin=0):
 
 def gaussian(std, size):
     return DeviceNoise([KEY], "cpu").gaussian(torch.tensor([std], dtype=torch.float64), size)[0]
-
-
-def test_the_block_of_rfc_8439():
-    head = np.concatenate([device_noise._CONSTANTS, np.frombuffer(KEY, "<i4")])
-    tail = np.array([[1], [0x09000000], [0x4A000000], [0]], np.int32)
-    (found,) = key_stream(torch.tensor(head)[:, None], torch.tensor(tail)).T.numpy().view(np.uint32)
-    assert [f"{word:08x}" for word in found[:4]] == ["e4e7f110", "15593bd1", "1fdd0f50", "c47120a3"]
-    assert [f"{word:08x}" for word in found[12:]] == ["d19c12b5", "b94e16de", "e883d0cb", "4e3c50a2"]
 
 
 @for_rows("begin", [0, 7, 2**31 - 2, 2**32 - 2, 2**40])

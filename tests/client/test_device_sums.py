@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kit.cohorts import CLASSES, SHAPES, rngs, shards_of, start_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,47 +22,14 @@ from coterie.client.cohort import _first
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
-from coterie.datasets import Shard, TestSet
 from coterie.engine.in_process import SummingGrid
 from coterie.privacy import Joint, Summed
 from coterie.server import RunConfig, RunFolder, run
-from coterie.wire.messages import Layout
-
-SHAPES = {"mlp-32": (1, 8, 8), "cnn-tiny": (1, 8, 8), "lstm-char": (10,)}
-
-
-def shards_of(name, clients):
-    found = []
-    for client in range(clients):
-        rng = np.random.default_rng(client)
-        x = rng.standard_normal((6, *SHAPES[name])).astype(np.float32)
-        x = rng.integers(3, size=x.shape) if name == "lstm-char" else x
-        y = rng.integers(3, size=6)
-        found.append(Shard(client, 0, x, y, TestSet(x, y)))
-    return found
-
-
-def models_of(name, count=3):
-    drawn = [networks.initialise(name, SHAPES[name], 3, seed) for seed in range(count)]
-    layout = Layout.of(drawn[0])
-    return layout, np.stack([layout.flatten(each) for each in drawn])
-
-
-def rngs(clients):
-    return [np.random.default_rng([7, client]) for client in range(clients)]
 
 
 def plan_of(**options):
-    return Joint(
-        rounds=2,
-        epsilon=8.0,
-        delta=1e-3,
-        clients=20,
-        num_clusters=3,
-        sampling_rate=0.5,
-        noise_multiplier=1.0,
-        **options,
-    )
+    numbers = {"rounds": 2, "epsilon": 8.0, "delta": 1e-3, "clients": 20, "num_clusters": 3, "sampling_rate": 0.5}
+    return Joint(**numbers, noise_multiplier=1.0, **options)
 
 
 @pytest.mark.parametrize("shared", [0, 4])
@@ -85,27 +53,8 @@ def test_sums_are_those_of_the_cpu(shared, block, monkeypatch):
     assert np.linalg.norm(found.sums[0, :, shared:], axis=1).max() <= 5  # of five updates of norm 1
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_training_stays_where_it_starts(name):
-    layout, models = models_of(name, 4)
-    model, config, shards = networks.build(name, SHAPES[name], 3), LocalTrainingConfig(2, 4, 0.1), shards_of(name, 4)
-    wanted = train(model, layout, models, shards, rngs(4), config)
-    found = train(model, layout, torch.tensor(models), shards, rngs(4), config)
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_array_equal(found.numpy(), wanted)
-
-
-RUN = {
-    "strategy": "ifca",
-    "clusters": 2,
-    "clients": 12,
-    "groups": "2",
-    "rounds": 3,
-    "sampling-rate": 1.0,
-    "samples-per-client": 20,
-    "reseed-every": 1,
-    "seed": 7,
-}
+RUN = {"strategy": "ifca", "clusters": 2, "clients": 12, "groups": "2", "rounds": 3, "sampling-rate": 1.0}
+RUN |= {"samples-per-client": 20, "reseed-every": 1, "seed": 7}
 
 
 def run_of(path):
@@ -125,7 +74,7 @@ def test_a_run_is_that_of_the_cpu(tmp_path, monkeypatch):
 
 
 def test_integers_and_clients_with_own_layers_stay_on_the_cpu():
-    layout, _ = models_of("mlp-32")
+    _, layout, _ = start_of("mlp-32")
     plugins = SimpleNamespace(trainer_class=None)
 
     def stays(sums=None, device="cuda", **given):
@@ -176,16 +125,16 @@ def fake_gpu(monkeypatch):
 @pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny"])
 def test_copies_do_not_grow_with_the_clients(name, fake_gpu):
     """Data go to the GPU once; then a round copies models, indices and weights there, and sums back."""
-    layout, models = models_of(name)
+    _, layout, models = start_of(name)
     config = LocalTrainingConfig(2, 4, 0.1, "cuda")
 
     def copies(clients):
-        shards, used = shards_of(name, clients), np.arange(clients) % 3
+        shards, used = shards_of(name, [6] * clients), np.arange(clients) % 3
 
         def one_round():
             losses(model, layout, models, shards, "cuda")
             start = torch.tensor(models, device="cuda")[torch.as_tensor(used, device="cuda")]
-            updates = train(model, layout, start, shards, rngs(clients), config)
+            updates = train(model, layout, start, shards, rngs(7, clients), config)
             device_sums.clipped_total(updates, used, 3, 1.0, [math.inf] * clients)
 
         with Copies() as first:
@@ -196,7 +145,7 @@ def test_copies_do_not_grow_with_the_clients(name, fake_gpu):
 
     with fake_gpu:
         with torch.device("cuda"):
-            model = networks.build(name, SHAPES[name], 3)
+            model = networks.build(name, SHAPES[name], CLASSES)
         small, large = copies(3), copies(30)
     assert small[1:] == large[1:]
     assert small[2] == 2  # losses, and sums with norms
@@ -206,13 +155,11 @@ def test_copies_do_not_grow_with_the_clients(name, fake_gpu):
 @pytest.mark.parametrize("most", [0, 1, 3])
 @pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny"])
 def test_dp_sgd_goes_on_with_smaller_batches(name, most, monkeypatch):
-    layout, models = models_of(name, 2)
-    model, shards = networks.build(name, SHAPES[name], 3), shards_of(name, 2)
+    (model, layout, models), shards = start_of(name, 2), shards_of(name, [6, 6])
     own = [DPSGD(6, 6, 2, 0.1, 0.7, 0.02)] * 2
 
     def trained():
-        streams = rngs(2), [np.random.default_rng([8, client]) for client in range(2)]
-        return train_privately(model, layout, models, shards, *streams, own, batched=True)
+        return train_privately(model, layout, models, shards, rngs(7, 2), rngs(8, 2), own, batched=True)
 
     def limited(sums, records):
         def within_memory(*given, **options):
@@ -237,8 +184,7 @@ def test_dp_sgd_goes_on_with_smaller_batches(name, most, monkeypatch):
 
 
 def test_losses_go_on_with_smaller_chunks(monkeypatch):
-    layout, models = models_of("mlp-32")
-    model, shards = networks.build("mlp-32", SHAPES["mlp-32"], 3), shards_of("mlp-32", 5)
+    (model, layout, models), shards = start_of("mlp-32"), shards_of("mlp-32", [6] * 5)
     wanted, seen = losses(model, layout, models, shards), []
     of_chunk = backend.call
 
@@ -256,14 +202,14 @@ def test_losses_go_on_with_smaller_chunks(monkeypatch):
 
 def test_the_first_records_of_a_shard_are_one_object():
     """A GPU keeps the data of a shard as long as it exists."""
-    (shard,) = shards_of("mlp-32", 1)
+    (shard,) = shards_of("mlp-32", [6])
     assert _first(shard, 4) is _first(shard, 4)
     assert len(_first(shard, 4).y) == 4
     assert len(_first(shard, 5).y) == 5
 
 
 def test_examples_of_tensors_are_those_of_arrays():
-    (shard,) = shards_of("mlp-32", 1)
+    (shard,) = shards_of("mlp-32", [6])
     found = Examples.of(torch.tensor(shard.x), torch.tensor(shard.y), "cpu")
     assert found == Examples.of(shard.x, shard.y, "cpu")
     assert hash(found) == hash(Examples.of(shard.x, shard.y, "cpu"))

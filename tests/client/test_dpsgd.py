@@ -10,7 +10,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from kit.tables import for_rows
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -19,9 +18,7 @@ from coterie.client import dpsgd, ghost
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.penalties import Penalty
 from coterie.datasets import Shard, TestSet
-from coterie.models import ModelError
 from coterie.privacy import Streams, gaussian
-from coterie.tasks import Task
 from coterie.wire.messages import Layout
 
 #: Shape of an example and number of classes for every network; images are small to be quick.
@@ -332,9 +329,8 @@ def test_only_the_public_number_of_records_is_used(true, way):
 
 
 def test_steps_round_down_as_they_are_accounted():
-    assert [DPSGD(n, b, k, 1.0, 1.0, 1.0).steps for n, b, k in [(6600, 32, 1), (6600, 6600, 2), (10, 4, 3)]] == [
-        206, 2, 6,
-    ]  # fmt: skip
+    sizes = (6600, 32, 1), (6600, 6600, 2), (10, 4, 3)
+    assert [DPSGD(*size, 1.0, 1.0, 1.0).steps for size in sizes] == [206, 2, 6]
 
 
 def test_every_record_is_taken_with_probability_b_over_n():
@@ -353,76 +349,9 @@ def test_every_record_is_taken_with_probability_b_over_n():
     assert len(DPSGD(200, 200, 1, 1.0, 1.0, 1.0).sample(rng, 201)) == 201
 
 
-def test_the_network_is_left_alone_and_wrapped_once(monkeypatch):
-    shape, classes = DATA["cnn-tiny"]
-    model = networks.build("cnn-tiny", shape, classes).eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    shards = [shard(4, shape, classes, i) for i in range(3)]
-    layout, start = vectors(model, shards)
-    state, misses = torch.random.get_rng_state(), dpsgd._clipper.cache_info().misses
-    for _ in range(2):
-        train_privately(model, layout, start, shards, generators(3, 1), generators(3, 2), [ONE] * 3, **WAYS["opacus"])
-    assert dpsgd._clipper.cache_info().misses == misses + 1
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert not model.training
-    for layer in model.modules():
-        assert not layer._forward_hooks
-        assert not layer._backward_hooks
-        assert not hasattr(layer, "activations")
-    for name, parameter in model.named_parameters():
-        assert not hasattr(parameter, "grad_sample")
-        assert parameter.grad is None
-        assert torch.equal(parameter, before[name])
-
-
-def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
-    shape, classes = DATA["mlp-32"]
-    model = networks.build("mlp-32", shape, classes)
-    data = [shard(4, shape, classes)]
-    layout, start = vectors(model, data)
-
-    def call():
-        return train_privately(model, layout, start, data, generators(1, 1), generators(1, 2), [ONE], **WAYS["opacus"])
-
-    def broken_off(task, output, y):
-        raise KeyboardInterrupt
-
-    expected = call()
-    with monkeypatch.context() as patch:
-        patch.setattr(Task, "__call__", broken_off)
-        with pytest.raises(KeyboardInterrupt):
-            call()
-    np.testing.assert_array_equal(call(), expected)
-
-
-@for_rows(
-    ("model", "words"),
-    [
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3)), r"layer '1'.*GroupNorm"),
-        (nn.Sequential(nn.LSTM(4, 3)), "no gradient for a batch of one record: 'tuple'"),
-        (nn.Sequential(nn.Linear(4, 64), nn.Dropout(), nn.Linear(64, 3)), "without dropout"),
-        (nn.Sequential(nn.Embedding(4, 3, max_norm=1.0)), "max_norm"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_networks_without_gradients_of_records_are_refused(model, words):
-    data = shard(4, (4,), 3)
-    layout, start = vectors(model, [data])
-    with pytest.raises(ModelError, match=words):
-        train_privately(model, layout, start, [data], generators(1, 1), generators(1, 2), [ONE], batched=True)
-
-
 def test_a_batch_of_more_records_than_there_are_is_refused():
     with pytest.raises(ValueError, match="batch-size must be at most num-examples = 4, not 5"):
         dataclasses.replace(ONE, batch_size=5)
-
-
-def test_physical_chunks_shrink_with_the_network():
-    assert dpsgd._chunk(3 * 6_634, 512) == 256
-    assert dpsgd._chunk(3 * 215_370, 512) == 207
-    assert dpsgd._chunk(3 * 11_170_000, 512) == 4
-    assert dpsgd._chunk(3 * 11_170_000, 1) == 1
 
 
 FULL_BATCH = """

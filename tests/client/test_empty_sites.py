@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from kit.deployed import request_of
+from kit.deployed import OWN, request_of
 from kit.own_files import read_shard
 
 from coterie.client.answer import handle
@@ -13,16 +13,7 @@ from coterie.client.state import ClientError
 from coterie.datasets import own_federation, own_shard
 from coterie.server import RunConfig
 
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "4",
-    "num-classes": 2,
-    "model": "linear",
-    "device": "cpu",
-    "strategy": "fedavg",
-    "seed": 3,
-    "clients": 4,
-}
+SETTINGS = {**OWN, "input-shape": "4", "strategy": "fedavg", "seed": 3, "clients": 4}
 
 
 @pytest.fixture

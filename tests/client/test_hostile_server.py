@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.deployed import RECORDS
 from kit.hostile import changed
 from scipy.stats import mannwhitneyu
 
@@ -35,22 +36,7 @@ from coterie.wire.requests import REQUESTS
 
 SHAPE, CLASSES, N = (1, 4, 4), 2, 24
 NAN = math.nan
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "1x4x4",
-    "num-classes": CLASSES,
-    "model": "linear",
-    "device": "cpu",
-    "clients": 3,
-    "clusters": 1,
-    "strategy": "fedavg",
-    "privacy-unit": "record",
-    "samples-per-client": N,
-    "batch-size": 8,
-    "rounds": 2,
-    "epsilon": 4.0,
-}
-CONFIG = RunConfig(SETTINGS)
+CONFIG = RunConfig(RECORDS)
 CONFIGURED = {**CONFIG.for_clients(), "round": 1}
 (TERMS,) = json.loads(CONFIG.plan.record_plans)
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
@@ -511,25 +497,12 @@ def test_a_charge_states_the_run_and_the_app_that_asked(tmp_path, monkeypatch):
     world = World(tmp_path / "world", WORLDS["another label"][0])
     world.ask("train", CHEAP)
     monkeypatch.setenv("COTERIE_APP_HASH", "ab" * 32)
-    world.node["server"] = "fl.example.org:9092 0123456789abcdef"
+    world.node["server"] = server = "fl.example.org:9092 0123456789abcdef"
     world.ask("train", {**CHEAP, "round": 2, "strategy": "ifca"})
     first, second = world.charges
     assert first["run"] == "1"
     assert not first.keys() & {"app", "server"}
-    assert [second[key] for key in ("run", "app", "server", "strategy")] == [
-        "1",
-        "ab" * 32,
-        "fl.example.org:9092 0123456789abcdef",
-        "ifca",
-    ]
+    assert [second[key] for key in ("run", "app", "server", "strategy")] == ["1", "ab" * 32, server, "ifca"]
     assert spending(tmp_path / "world" / "data" / BUDGET_FILE).runs == "1: 2"
     assert world.ask("train", {**CHEAP, "round": 3, "strategy": "x" * 201})[0] == "error"
     assert len(world.charges) == 2
-
-
-def test_a_named_budget_file_is_used(tmp_path):
-    named = tmp_path / "budgets" / "ward.jsonl"
-    world = World(tmp_path / "world", WORLDS["another label"][0], **{"budget-file": str(named)})
-    world.ask("train", CHEAP)
-    assert world.charges == []
-    assert len(read_ledger(named)[1]) == 1

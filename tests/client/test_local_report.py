@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from test_own_model import REQUESTS, ask, write_data
+from test_own_model import ask, write_data
 
 from coterie.client import own_model
 from coterie.tasks import Performance
@@ -13,15 +13,6 @@ from coterie.tasks import Performance
 def report(folder):
     (file,) = folder.rglob("*.report.json")
     return json.loads(file.read_text())
-
-
-@pytest.mark.parametrize("name", [name for name in REQUESTS if "DP-SGD" not in name])
-def test_messages_are_equal_with_and_without_it(tmp_path, name):
-    without = ask(tmp_path / "off", name)
-    assert ask(tmp_path / "on", name, **{"local-report": True}) == without
-    written = list((tmp_path / "on").rglob("*.report.json"))
-    assert len(written) == (name.startswith(("train", "evaluate")))
-    assert not list((tmp_path / "off").rglob("*.report.json"))
 
 
 def test_it_states_metrics_beside_the_constant_prediction(tmp_path, caplog):

@@ -11,14 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import RecordDict
-from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, RECORDS, SHAPE, Hidden, Server, Sites, plan_of
+from kit.masked_sites import CLUSTERS, LAYOUT, MODELS_SENT, STEPS, Hidden, Server, Sites, opened, plan_of
 from kit.tables import for_rows
 
 from coterie.client import masked_rounds
-from coterie.client.answer import handle
-from coterie.client.identity import Client
-from coterie.client.masking_keys import simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
@@ -131,14 +127,12 @@ def test_every_method_with_sums_gives_the_sums_of_its_clients(pki, tmp_path, hid
 
 
 SCORES = {"evaluations": 2, "evaluation_noise": 0.25, "histograms": 1, "histogram_noise": 20.0}
-STEPPED = ("open", "train", "sign", "unmask")
 
 
-def scored(sites, plan, release, number=1, attempt=1, **changes):
+def scored(sites, plan, release, number=1, attempt=1):
     """A round that evaluates."""
-    server = Server(sites, plan, number, attempt, release=release, **changes)
-    for step in STEPPED:
-        getattr(server, step)()
+    server = Server(sites, plan, number, attempt, release=release)
+    server.run()
     return server
 
 
@@ -229,10 +223,7 @@ def test_three_rounds_in_a_row_and_a_round_that_was_given_up(pki, tmp_path, hidd
     given_up.open()
     given_up.train()
     for number in (2, 3):
-        server = Server(sites, plan, number)
-        for step in (server.open, server.train, server.sign, server.unmask):
-            step()
-        np.testing.assert_array_equal(server.total(), hidden.total())
+        np.testing.assert_array_equal(Server(sites, plan, number).run(), hidden.total())
     assert [charge["round"] for charge in sites.charges(4)] == [1, 2, 3]
     assert "none of the plan's 3" in sites.refusal(4, "train.open", Server(sites, plan, 4).open_content())
     assert "was opened before" in sites.refusal(4, "train.open", given_up.open_content())
@@ -267,38 +258,14 @@ def test_a_seed_of_the_server_does_not_give_the_noise(pki, tmp_path, hidden):
     assert min(apart) > plan.layers.deviation()
 
 
-def test_masked_vectors_are_uniform(pki, tmp_path):
-    sites, counts = Sites(tmp_path, pki, 10), Counter()
-    plan, values = plan_of(10), []
-    for number in (1, 2, 3):
-        server = Server(sites, plan, number)
-        server.open()
-        server.train()
-        values += [
-            np.concatenate([vector >> shift & 15 for shift in range(0, 32, 4)]) for vector in server.vectors.values()
-        ]
-    for one in values:
-        counts.update(one.tolist())
-        found = np.bincount(one, minlength=16)
-        chi_square = ((found - len(one) / 16) ** 2).sum() / (len(one) / 16)
-        assert chi_square < 55  # of 15 degrees of freedom; p = 2e-6
-    total = sum(counts.values())
-    assert sum((counts[i] - total / 16) ** 2 for i in range(16)) / (total / 16) < 45
-
-
 def test_replies_hold_nothing_but_what_the_protocol_needs(pki, tmp_path):
-    sites = Sites(tmp_path, pki, 6)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki)
     reply = sites.ask(2, "train.masked", server.train_content(2))
     assert set(reply) == {"update", REPLY}
     assert set(reply.config_records[REPLY]) == VECTOR_ENTRIES
     assert list(reply.array_records["update"]) == ["masked"]
-    size = server.plan.vector_size(LAYOUT.size, 0)
-    assert (reply.array_records["update"]["masked"].dtype, reply.array_records["update"]["masked"].shape) == (
-        "uint32",
-        (size,),
-    )
+    masked = reply.array_records["update"]["masked"]
+    assert (masked.dtype, masked.shape) == ("uint32", (server.plan.vector_size(LAYOUT.size, 0),))
 
 
 @pytest.mark.parametrize("failure", ["diverged", "error", "no data"])
@@ -324,9 +291,7 @@ def test_what_fails_in_training_is_a_vector_of_zeros_and_no_error(pki, tmp_path,
 
 
 def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
-    sites = Sites(tmp_path, pki, 6)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki)
     server.train()
     for ending in ("open-round", "masking-key", "box-keys"):
         assert stat.S_IMODE(sites.state(3, ending).stat().st_mode) == 0o600
@@ -336,9 +301,7 @@ def test_files_with_secrets_are_private_and_no_backup_has_them(pki, tmp_path):
 
 
 def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
-    sites = Sites(tmp_path, pki, 6)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki)
     server.train()
     server.sign()
     kept = sites.state(3, "open-round").read_bytes()
@@ -353,14 +316,11 @@ def test_secrets_are_gone_before_the_last_reply_leaves(pki, tmp_path):
 
 def test_stolen_state_folders_open_no_box_of_a_round_that_is_over(pki, tmp_path):
     """Boxes are recorded; afterwards every key that is left in the folders of all clients is tried on them."""
-    sites = Sites(tmp_path, pki, 6)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki)
     before = opened_boxes(sites, server)
     server.train()
     assert (before, opened_boxes(sites, server)) == (6 * 5, 0)
-    for step in (server.sign, server.unmask):
-        step()
+    server.run("train.survivors")
     assert opened_boxes(sites, server) == 0
     again = Server(sites, plan_of(6), 2)
     assert {key.box for key in again.keys.values()} & {key.box for key in server.keys.values()} == set()
@@ -426,18 +386,8 @@ class Machine:
         return counted
 
 
-STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
 #: Operations on files in every step: of the ledger, of a state that is written, of one that is removed.
 POINTS = [(step, point) for step, many in zip(STEPS, (8, 12, 4, 6), strict=True) for point in range(1, many + 1)]
-
-
-def contents_of(server, client):
-    return {
-        "train.open": server.open_content,
-        "train.masked": lambda: server.train_content(client),
-        "train.survivors": server.survivors_content,
-        "train.unmask": server.unmask_content,
-    }
 
 
 def outcome(sites, step, content, client=0):
@@ -469,13 +419,13 @@ class Crashes:
         self.server = Server(self.sites, plan_of(6))
         if step == "train.open":
             self.server.open(self.server.cohort[1:])
-        for run in (self.server.open, self.server.train, self.server.sign)[: STEPS.index(step)]:
+        for run in self.server.steps[: STEPS.index(step)]:
             run()
         self.site, self.copy = path / "sites" / "site-0", path / "copy"
         shutil.copytree(self.site, self.copy)
 
     def message(self):
-        return contents_of(self.server, 0)[self.step]()
+        return self.server.content(self.step, 0)
 
     def at(self, monkeypatch, point, before):
         """Kill client 0 at an operation on files, and return the message that it answered."""
@@ -522,11 +472,11 @@ def test_a_round_goes_on_after_crashes(pki, tmp_path, monkeypatch, hidden, point
     """Client 0 is killed at this operation on files of every step that has so many."""
     sites = Sites(tmp_path, pki, 6)
     server = Server(sites, plan_of(6))
-    for name, run in zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True):
+    for name, run in zip(STEPS, server.steps, strict=True):
         if (name, point) in POINTS:
             with monkeypatch.context() as patched:
                 Machine(patched, point, before=point % 2 == 0)
-                assert outcome(sites, name, contents_of(server, 0)[name]()) is None
+                assert outcome(sites, name, server.content(name, 0)) is None
         run()
     np.testing.assert_array_equal(server.total(), hidden.total())
     assert len(sites.charges(0)) == 1
@@ -568,8 +518,8 @@ def test_repeated_messages_get_the_same_reply_at_every_time(pki, tmp_path):
     sites = Sites(tmp_path, pki, 6)
     server = Server(sites, plan_of(6))
     sent = {}
-    for name, run in zip(STEPS, (server.open, server.train, server.sign, server.unmask), strict=True):
-        sent[name] = contents_of(server, 2)[name]()
+    for name, run in zip(STEPS, server.steps, strict=True):
+        sent[name] = server.content(name, 2)
         run()
         for earlier, content in sent.items():
             first = as_sent(sites.ask(2, earlier, content))
@@ -578,51 +528,13 @@ def test_repeated_messages_get_the_same_reply_at_every_time(pki, tmp_path):
 
 
 def test_a_damaged_state_is_named(pki, tmp_path):
-    sites = Sites(tmp_path, pki, 6)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki)
     sites.state(1, "open-round").write_bytes(b"{}")
     assert "client-1.open-round and client-1.rounds away" in sites.refusal(1, "train.masked", server.train_content(1))
 
 
-# ---- simulated clients -----------------------------------------------------------------------------------------------
-
-
-def test_simulated_clients_take_part_with_keys_of_the_engine(pki, tmp_path, hidden):
-    sites, plan = Sites(tmp_path / "sites", pki, 0), plan_of(6)
-    keys = simulated_keys(range(6))
-    clients = {
-        client: Client(client, data=str(write_data(tmp_path / f"{client}", client)), keys=keys[client])
-        for client in range(6)
-    }
-
-    def ask(client, message_type, content):
-        content.config_records[CONFIG]["clients-dir"] = str(tmp_path / "clients")
-        (reply,) = handle(message_type, content, [clients[client]])
-        assert isinstance(reply, RecordDict), reply
-        return reply
-
-    sites.ask = ask
-    server = Server(sites, plan, keys={client: keys[client].signed for client in range(6)})
-    server.open()
-    server.train([0, 1, 2, 3, 5])
-    server.sign()
-    server.unmask()
-    np.testing.assert_array_equal(server.total(), hidden.total())
-
-
-def write_data(folder, seed):
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    x, y = rng.integers(0, 256, (RECORDS, *SHAPE)).astype(np.int64), np.arange(RECORDS) % 2
-    np.savez(folder / "train.npz", x=x, y=y)
-    return folder
-
-
 def test_the_audit_log_says_what_was_released(pki, tmp_path):
-    sites = Sites(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
-    server = Server(sites, plan_of(6))
-    server.open()
+    sites, server = opened(tmp_path, pki, 6, epsilon=20.0, delta=1e-4)
     server.train()
     entries = [(entry["type"], entry["decision"], entry.get("released")) for entry in sites.log(1)]
     assert entries == [("train.open", "answered", None), ("train.masked", "answered", "masked updates")]

@@ -176,32 +176,18 @@ N, LR, CLIP, BOUND, MODELS = 24, 0.5, 0.7, 4.0, 3
 OWN = {"dataset": "own", "model": "linear", "device": "cpu", "strategy": "fedavg", "clusters": 1, "clients": 3}
 SETTINGS = {**OWN, "privacy-unit": "record", "samples-per-client": N, "batch-size": N, "rounds": 2, "epsilon": 8.0}
 SETTINGS |= {"lr": LR, "delta": 1e-3, "local-epochs": 1}
+MOVED, LOSSES = ("train.update.", 2, LR * CLIP / N), ("query.losses.update.", 2, BOUND * MODELS**0.5 / N)
+COUNTS, SHORT = ("evaluate.diagnostics.score-counts", 1, 1.0), {"clip_share": 0.3, "clip_factor": 0.5}
+OF_LOSSES = {"compared": MODELS, "models_per_message": MODELS}
+HISTOGRAM = {"private": True, "histogram": True, "cluster": 0}
 #: One step with all records: name, type of the message, number of models, terms of the plan, fields, charged outputs
 #: with the order of their distance and how far one record, or patient, moves them.
 STEPS_OF = {
-    "gradients": ("train", 1, {}, {}, [("train.update.", 2, LR * CLIP / N)]),
-    "gradients and short ones": (
-        "train",
-        1,
-        {"clip_share": 0.3, "clip_factor": 0.5},
-        {},
-        [("train.update.", 2, LR * CLIP / N), ("train.reply.below", 1, 0.5 / N)],
-    ),
-    "losses": (
-        "query.losses",
-        MODELS,
-        {"compared": MODELS, "models_per_message": MODELS},
-        {"compared": MODELS},
-        [("query.losses.update.", 2, BOUND * MODELS**0.5 / N)],
-    ),
+    "gradients": ("train", 1, {}, {}, [MOVED]),
+    "gradients and short ones": ("train", 1, SHORT, {}, [MOVED, ("train.reply.below", 1, 0.5 / N)]),
+    "losses": ("query.losses", MODELS, OF_LOSSES, {"compared": MODELS}, [LOSSES]),
     "choice": ("train", MODELS, {"selection": "gumbel", "selections": 9}, {"choice": True}, []),
-    "held-out histogram": (
-        "evaluate",
-        1,
-        {"held_out_epsilon": 2.0},
-        {"private": True, "histogram": True, "cluster": 0},
-        [("evaluate.diagnostics.score-counts", 1, 1.0)],
-    ),
+    "held-out histogram": ("evaluate", 1, {"held_out_epsilon": 2.0}, HISTOGRAM, [COUNTS]),
 }
 RELEASED = {"choice": {"train.update.", *LABELS}}
 
@@ -283,15 +269,8 @@ def test_what_is_charged_moves_by_no_more_than_its_sensitivity(tmp_path, caplog,
         else:
             np.savez(path / "own.npz", **data)
         (own,) = path.glob("own.*")
-        own = {
-            "client-id": 0,
-            "data": str(own),
-            "state-dir": str(path / "state"),
-            "epsilon": 1e3,
-            "delta": 1e-3,
-            **node,
-        }
-        site = Site(path, own, caplog, randomness)
+        place = {"client-id": 0, "data": str(own), "state-dir": str(path / "state")}
+        site = Site(path, {**place, "epsilon": 1e3, "delta": 1e-3, **node}, caplog, randomness)
         plans = {"record-plans": json.dumps([{**plan, **terms, "epsilon": 500.0}])}
         if verb == "evaluate":  # what is held out is charged after training
             first = ConfigRecord({**config, **plans})
@@ -385,11 +364,12 @@ def test_own_models_and_local_reports_stay(tmp_path, caplog, randomness, method,
     verb, config, extra, models = KINDS[kind]
     numbers = (1, 2) if method == "all" else (1,)  # a later reply depends on no own model either
     worlds = {}
+    own = {} if method is None else {"personalize": method}
     for name, rows, node in (
         ("neither", 24, {}),
-        ("own model", 24, {} if method is None else {"personalize": method}),
-        ("own model and report", 24, {"local-report": True} | ({} if method is None else {"personalize": method})),
-        ("a record less", 23, {"local-report": True} | ({} if method is None else {"personalize": method})),
+        ("own model", 24, own),
+        ("own model and report", 24, {"local-report": True, **own}),
+        ("a record less", 23, {"local-report": True, **own}),
     ):
         path = tmp_path / name
         path.mkdir()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import message_to_proto
-from kit.deployed import reply_of, request_of
+from kit.deployed import OWN, reply_of, request_of
 from safetensors.torch import save_file
 
 from coterie.client import cohort, handlers
@@ -30,7 +30,6 @@ from coterie.wire.requests import parse_plans
 
 PACKAGE = str(Path(cohort.__file__).parents[1])
 SHAPE = (1, 4, 4)
-OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
 #: Of a data set that is split, in place of clients' own.
 SPLIT = {"input-shape": "", "num-classes": "auto", "groups": "1", "shift": "none"}
 SETTINGS = {**OWN, "clients": 3, "clusters": 2, "privacy-unit": "none", "sampling-rate": 1, "rounds": 2, "seed": 3}

@@ -78,22 +78,16 @@ def ask(folder, request, data=None, **node):
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
-def test_messages_are_equal_with_and_without_an_own_model(tmp_path, request_name):
+def test_messages_are_equal_with_and_without_an_own_model_or_a_report(tmp_path, request_name):
     without = ask(tmp_path / "off", request_name)
     assert isinstance(without, bytes) or request_name == "identity"
     for method in PERSONAL_METHODS if request_name == "evaluate" else ["last-layer"]:
         assert ask(tmp_path / method, request_name, personalize=method) == without
         kept = own_model.own_model_folder(tmp_path / method, 2) / "cluster-0.safetensors"
         assert kept.exists() == request_name.startswith(("train", "evaluate"))
-
-
-def test_later_replies_do_not_depend_on_an_earlier_own_model(tmp_path):
-    texts = []
-    for folder, node in ((tmp_path / "off", {}), (tmp_path / "on", {"personalize": "all"})):
-        texts.append(
-            [ask(folder, name, **node) for name in ("evaluate", "train", "evaluate", "train the assigned model")]
-        )
-    assert texts[0] == texts[1]
+    assert ask(tmp_path / "report", request_name, **{"local-report": True}) == without
+    reports = {path.parent.name for path in tmp_path.rglob("*.report.json")}
+    assert reports == ({"report"} if request_name.startswith(("train", "evaluate")) else set())
 
 
 @pytest.mark.parametrize("trouble", ["fails", "its folder is a file", "no records"])

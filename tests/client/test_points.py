@@ -21,20 +21,8 @@ from coterie.privacy import RecordPlan
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, PointsSpec, pack_models, read_points
 
-SETTINGS = {
-    "strategy": "ppfc-gan",
-    "dataset": "kit.toys:blobs",
-    "clients": 4,
-    "clusters": 3,
-    "local-epochs": 1,
-    "batch-size": 5,
-    "label-skew": "none",
-    "samples-per-client": 8,
-    "seed": 3,
-    "device": "cpu",
-}
-
-
+SETTINGS = {"strategy": "ppfc-gan", "dataset": "kit.toys:blobs", "clients": 4, "clusters": 3, "local-epochs": 1}
+SETTINGS |= {"batch-size": 5, "label-skew": "none", "samples-per-client": 8, "seed": 3, "device": "cpu"}
 PLAIN = {"average": 0.0, "feature-range": 1.0}
 
 
@@ -51,14 +39,8 @@ def packed(module):
 def question(folder, models=None, settings=None, **extra):
     torch.manual_seed(0)
     models = packed(build_gan(extra.get("gan", "gan-pendigits"), (4,), 3)) if models is None else models
-    config = {
-        **client_config(**(settings or {})),
-        "clients-dir": str(folder),
-        "round": 1,
-        "labels": 3,
-        **PLAIN,
-        **extra,
-    }
+    of_round = {"clients-dir": str(folder), "round": 1, "labels": 3, **PLAIN, **extra}
+    config = client_config(**(settings or {})) | of_round
     return RecordDict({"models": models, "config": ConfigRecord(config)})
 
 
@@ -318,14 +300,9 @@ def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_p
     mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5), guarantee="record-level")
     assert set(label(tmp_path, mistrusts)) == {"reply"}
     assert len(StateFile(tmp_path / "own", 0).read()["labels"]) > 0
-    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), (8.0, 1e-5), True, "record-level"))) == {
-        "reply",
-        "diagnostics",
-    }
-    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), guarantee="trusted-server"))) == {
-        "reply",
-        "diagnostics",
-    }
+    willing = Client(0, str(tmp_path / "own"), (8.0, 1e-5), True, "record-level")
+    for client in (willing, Client(0, str(tmp_path / "own"), guarantee="trusted-server")):
+        assert set(label(tmp_path, client)) == {"reply", "diagnostics"}
 
 
 def test_a_client_without_a_folder_cannot_keep_labels(tmp_path):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from kit.deployed import reply_of
+from kit.deployed import RECORDS, reply_of
 
 from coterie.client.reply_cache import ReplyCache
 from coterie.client.state import ClientError
@@ -18,22 +18,7 @@ from coterie.server import RunConfig
 from coterie.wire import TrainRequest
 from coterie.wire.messages import Layout, pack_models, read_reply
 
-SETTINGS = {
-    "dataset": "own",
-    "input-shape": "1x4x4",
-    "num-classes": 2,
-    "model": "linear",
-    "device": "cpu",
-    "clients": 3,
-    "clusters": 1,
-    "strategy": "fedavg",
-    "privacy-unit": "record",
-    "samples-per-client": 24,
-    "batch-size": 8,
-    "sampling-rate": 1,
-    "rounds": 2,
-    "epsilon": 4.0,
-}
+SETTINGS = {**RECORDS, "sampling-rate": 1}
 CONFIG = RunConfig(SETTINGS)
 LAYOUT = Layout.of(initialise("linear", (1, 4, 4), 2, 0))
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from kit.deployed import OWN, RECORDS
 
 from coterie.client.app import app
 from coterie.client.handlers import HANDLERS
@@ -17,14 +18,9 @@ from coterie.wire.messages import CENTROIDS, Layout, pack_models
 
 SHAPE, CLASSES, N, K = (1, 4, 4), 2, 24, 100
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
-OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": CLASSES, "model": "linear", "device": "cpu"}
 CLIENT_LEVEL = RunConfig({**OWN, "clients": 1000, "clusters": 2, "strategy": "ifca"}).for_clients()
-RECORDS = RunConfig(
-    {**OWN, "clients": 3, "clusters": 1, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": N}
-    | {"batch-size": 8, "rounds": 2, "epsilon": 4.0}
-)
-(TERMS,) = json.loads(RECORDS.plan.record_plans)
-RECORD_LEVEL = RECORDS.for_clients()
+(TERMS,) = json.loads(RunConfig(RECORDS).plan.record_plans)
+RECORD_LEVEL = RunConfig(RECORDS).for_clients()
 GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0}
 GAN["feature-range"] = 1.0
 LABELS = {"labels": 2, "encoder": "none", "release-counts": False}
@@ -65,11 +61,10 @@ def worlds(*, records=24):
     }
 
 
-CHOICE = {
-    **plans(selection="gumbel", selections=9, selection_epsilon=20.0, epsilon=100.0),
-    "choice": True,
-    "loss-bound": 4.0,
-}
+CHOICE = plans(selection="gumbel", selections=9, selection_epsilon=20.0, epsilon=100.0)
+CHOICE |= {"choice": True, "loss-bound": 4.0}
+ADAPTIVE = plans(clip_factor=0.5, clip_share=0.01)
+LOSSES = {**plans(compared=4, models_per_message=4), "compared": 1, "loss-bound": 4.0}
 REDRAW = {"redraw": np.roll(np.eye(K), 1, axis=1).ravel().tolist()}
 KINDS = {
     "train": ("train", CLIENT_LEVEL, {}, choices),
@@ -77,19 +72,9 @@ KINDS = {
     "train, assigned": ("train", CLIENT_LEVEL, {"cluster": 64}, lambda best: network()),
     "train, records": ("train", RECORD_LEVEL, {**plans(), "counts-records": True}, lambda best: network()),
     "train, records, choice": ("train", RECORD_LEVEL, CHOICE, choices),
-    "train, records, adaptive": (
-        "train",
-        RECORD_LEVEL,
-        plans(clip_factor=0.5, clip_share=0.01),
-        lambda best: network(),
-    ),
+    "train, records, adaptive": ("train", RECORD_LEVEL, ADAPTIVE, lambda best: network()),
     "losses": ("query.losses", CLIENT_LEVEL, {"compared": K}, choices),
-    "losses, records": (
-        "query.losses",
-        RECORD_LEVEL,
-        {**plans(compared=4, models_per_message=4), "compared": 1, "loss-bound": 4.0},
-        lambda best: network(),
-    ),
+    "losses, records": ("query.losses", RECORD_LEVEL, LOSSES, lambda best: network()),
     "evaluate": ("evaluate", CLIENT_LEVEL, {}, choices),
     "gan": ("train.gan", RECORD_LEVEL, {**plans(), **GAN}, lambda best: network(build_gan(GAN["gan"], SHAPE, 2))),
     "label": ("query.label", RECORD_LEVEL, {**plans(), **LABELS}, lambda best: network(Labeller(SHAPE, 2, "none"))),

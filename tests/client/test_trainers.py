@@ -320,13 +320,6 @@ def test_settings_without_effect_are_refused(settings, text):
         RunConfig({**RUN, **settings})
 
 
-def test_a_wrong_one_ends_the_run_before_it_charges(tmp_path):
-    with closing(RunFolder.create(tmp_path / "run", RunConfig({**RUN, "trainer": f"{HERE}:NoMethod"}))) as folder:
-        with pytest.raises(PluginError, match="needs a method train"):
-            run(folder, LocalGrid(8))
-        assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) <= 1
-
-
 def asked(settings, strategy, **request):
     """A request of a server that ignores what a run refuses."""
     record = {**RunConfig({**RUN, "strategy": strategy}).for_clients(), **settings}

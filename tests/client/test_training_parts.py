@@ -142,6 +142,21 @@ def built(name):
     return NETWORKS[name]()
 
 
+def start_of(network, clients=1):
+    arrays = float32_arrays(network)
+    layout = Layout.of(arrays)
+    return layout, np.stack([layout.flatten(arrays)] * clients)
+
+
+def private_step(network, data, ghost):
+    """A start and its update, of clipped gradients without noise."""
+    layout, start = start_of(network)
+    coins, noises = ([np.random.default_rng(0)] for _ in range(2))
+    settings = DPSGD(5, 5, 1, LR, CLIP, 0.0)
+    update = train_privately(network, layout, start, [data], coins, noises, [settings], batched=True, ghost=ghost)
+    return start[0], update[0]
+
+
 def shard(seed):
     rng = np.random.default_rng(seed)
     x, y = rng.standard_normal((5, 4), np.float32), rng.integers(3, size=5)
@@ -171,9 +186,7 @@ def stepped(network, data, *, clip=None):
 def test_a_step_is_that_of_pytorch(name, batched):
     network, shards = built(name), [shard(1), shard(2)]
     before = fingerprint(constants(network))
-    arrays = float32_arrays(network)
-    layout = Layout.of(arrays)
-    start = np.stack([layout.flatten(arrays)] * 2)
+    layout, start = start_of(network, 2)
     rngs = [np.random.default_rng(i) for i in range(2)]
     updates = train(network, layout, start, shards, rngs, LocalTrainingConfig(1, 5, LR), batched=batched)
     for i, data in enumerate(shards):
@@ -186,22 +199,15 @@ def test_a_step_is_that_of_pytorch(name, batched):
 def test_a_private_step_is_that_of_pytorch(name, ghost):
     network, data = built(name), shard(1)
     before = fingerprint(constants(network))
-    arrays = float32_arrays(network)
-    layout = Layout.of(arrays)
-    start = layout.flatten(arrays)[None]
-    settings = DPSGD(5, 5, 1, LR, CLIP, 0.0)
-    coins, noises = ([np.random.default_rng(0)] for _ in range(2))
-    update = train_privately(network, layout, start, [data], coins, noises, [settings], batched=True, ghost=ghost)
-    np.testing.assert_allclose(start[0] + update[0], stepped(network, data, clip=CLIP), atol=1e-6)
+    start, update = private_step(network, data, ghost)
+    np.testing.assert_allclose(start + update, stepped(network, data, clip=CLIP), atol=1e-6)
     assert fingerprint(constants(network)) == before
 
 
 def test_half_precision_trains_in_float32_copies():
     """Steps below the spacing of bfloat16 add up."""
     network, data = Body(torch.bfloat16), shard(1)
-    arrays = float32_arrays(network)
-    layout = Layout.of(arrays)
-    start = layout.flatten(arrays)[None]
+    layout, start = start_of(network)
     for batched in (False, True):
         config = LocalTrainingConfig(400, 5, 1e-4)
         update = train(network, layout, start, [data], [np.random.default_rng(0)], config, batched=batched)
@@ -233,10 +239,5 @@ class Counting(Body):
 )
 @for_rows("ghost", [True, False])
 def test_what_cannot_be_clipped_by_records_is_refused(network, words, ghost):
-    network, data = network(), shard(1)
-    arrays = float32_arrays(network)
-    layout, rngs = Layout.of(arrays), [np.random.default_rng(0)]
-    start = layout.flatten(arrays)[None]
-    settings = DPSGD(5, 5, 1, LR, CLIP, 0.0)
     with pytest.raises(ModelError, match=words):
-        train_privately(network, layout, start, [data], rngs, rngs, [settings], batched=True, ghost=ghost)
+        private_step(network(), shard(1), ghost)

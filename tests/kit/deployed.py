@@ -7,6 +7,11 @@ from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.wire.messages import Layout, pack_models
 
+#: Settings of runs on clients' own images, and of one at record level in which a client has 24 records.
+OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
+RECORDS = {**OWN, "clients": 3, "clusters": 1, "strategy": "fedavg", "privacy-unit": "record", "rounds": 2}
+RECORDS |= {"samples-per-client": 24, "batch-size": 8, "epsilon": 4.0}
+
 
 def request_of(config, **fields):
     """Content of a message in round 1 with the initial linear network, whose layout is returned too.

@@ -31,16 +31,14 @@ from coterie.wire.masked import (
 )
 from coterie.wire.messages import CONFIG, IDENTITY, MODELS, REPLY, Layout, pack_models
 from coterie.wire.requests import MaskedEvaluateRequest, MaskedTrainRequest
+from kit.deployed import OWN
 
+STEPS = ("train.open", "train.masked", "train.survivors", "train.unmask")
 SHAPE, CLASSES, RECORDS, CLUSTERS = (1, 4, 4), 2, 24, 2
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
 CONFIGURED = RunConfig(
     {
-        "dataset": "own",
-        "input-shape": "1x4x4",
-        "num-classes": CLASSES,
-        "model": "linear",
-        "device": "cpu",
+        **OWN,
         "clients": 10,
         "clusters": CLUSTERS,
         "strategy": "ifca",
@@ -234,6 +232,11 @@ class Server:
         )
         return RecordDict({CONFIG: ConfigRecord(request.to_record())})
 
+    def content(self, step, client):
+        """The honest message of a step of training."""
+        made = (self.open_content, lambda: self.train_content(client), self.survivors_content, self.unmask_content)
+        return made[STEPS.index(step)]()
+
     # ---- the steps ---------------------------------------------------------------------------------------------------
 
     def open(self, clients=None):
@@ -264,8 +267,26 @@ class Server:
             reply = self.sites.ask(client, "train.unmask", self.unmask_content())
             self.shares[client] = read_shares(reply, client_id=client, round=self.round)
 
+    @property
+    def steps(self):
+        return self.open, self.train, self.sign, self.unmask
+
+    def run(self, first=STEPS[0]):
+        """Go on honestly from a step, and return the sum."""
+        for step in self.steps[STEPS.index(first) :]:
+            step()
+        return self.total()
+
     def total(self):
         return unmasked_sum(self.round, self.openings, self.vectors, self.shares)[0]
+
+
+def opened(path, pki, clients=6, plan=None, release="training", **node):
+    """New sites, and the server's side of a round that is open at them."""
+    sites = Sites(path, pki, clients, **node)
+    server = Server(sites, plan or plan_of(clients), release=release)
+    server.open()
+    return sites, server
 
 
 class Hidden(dict):
