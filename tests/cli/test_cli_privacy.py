@@ -101,14 +101,6 @@ def test_participations_are_compared_at_one_budget(coterie, monkeypatch):
     assert out.count("joint") == sum(way["mechanism"] == "joint" for way in ways) > 2
 
 
-@pytest.mark.parametrize(
-    ("chosen_settings", "reason"),
-    [({"privacy-unit": "none"}, "client-level"), ({"noise-multiplier": 2}, "noise-multiplier is set")],
-)
-def test_participations_need_one_budget_of_clients(coterie, chosen_settings, reason):
-    assert_refused(coterie("privacy", "noise", "--compare", *chosen(**chosen_settings)), reason)
-
-
 def test_a_fixed_cohort_is_a_whole_number_of_clients(coterie):
     """Of 25 clients a rate of 0.1 takes 2, not 2.5: the noise is that of a rate of 0.08."""
     words = ["privacy", "noise", "--epsilon", 4, "--delta", "1e-3", "--rounds", 100, "--mechanism", "rr-slot", "--json"]
@@ -151,6 +143,8 @@ def test_record_level_noise(coterie):
         (["noise", "--epsilon", "4", *SETTING, *chosen(accountant="guess")], ["guess", "pld"]),
         (["noise", "--epsilon", "4", "--set", "sampling-rate"], ["--set sampling-rate", "key=value"]),
         (["noise", "--config", "nowhere.toml"], ["nowhere.toml"]),
+        (["noise", "--compare", *chosen(privacy_unit="none")], ["client-level"]),
+        (["noise", "--compare", *chosen(noise_multiplier=2)], ["noise-multiplier is set"]),
         (["epsilon", "--noise-multiplier", "0", *SETTING], ["noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], ["delta"]),
         (["check", "nowhere"], ["nowhere", "ledger.jsonl"]),

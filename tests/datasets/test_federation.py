@@ -180,14 +180,8 @@ def test_a_group_shares_one_test_set_and_shards_are_kept(numbered):
 
 
 def test_bytes_become_fractions_and_the_source_stays(monkeypatch):
-    source = Source(
-        "bytes",
-        np.full((4, 1, 2, 2), 255, np.uint8),
-        np.arange(4),
-        np.full((1, 1, 2, 2), 51, np.uint8),
-        np.arange(1),
-        4,
-    )
+    images = np.full((4, 1, 2, 2), 255, np.uint8), np.arange(4), np.full((1, 1, 2, 2), 51, np.uint8), np.arange(1)
+    source = Source("bytes", *images, 4)
     module = types.ModuleType("bytes_data")
     module.make = lambda: source
     monkeypatch.setitem(sys.modules, "bytes_data", module)

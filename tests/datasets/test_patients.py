@@ -286,16 +286,6 @@ def test_the_certificate_protects_a_patient(sites, tmp_path, coterie):
 @pytest.mark.parametrize("strategy", ["kfed", "ppfc-gan"])
 def test_methods_that_cluster_records_are_refused(sites, coterie, strategy):
     words = ["run", "--strategy", strategy, "--dataset", "own", "--data-dir", sites, "--clients", "4"]
-    words += [
-        "--clusters",
-        "2",
-        "--set",
-        f"table-schema={sites / 'unit.toml'}",
-        "--set",
-        "privacy-unit=record",
-        "--epsilon",
-        "8",
-    ]
-    assert_refused(
-        coterie(*words, "--epsilon", "8", "--set", "samples-per-client=20"), "'patient'", "clusters single records"
-    )
+    words += ["--clusters", "2", "--set", f"table-schema={sites / 'unit.toml'}", "--set", "privacy-unit=record"]
+    words += ["--epsilon", "8", "--set", "samples-per-client=20"]
+    assert_refused(coterie(*words), "'patient'", "clusters single records")
