@@ -5,6 +5,7 @@ import tomllib
 import numpy as np
 import pytest
 from kit.commands import assert_refused, document
+from kit.own_files import write_parquet
 from kit.site_tables import AGE, OUTCOME
 from PIL import Image
 
@@ -70,18 +71,12 @@ def test_a_folder_of_training_and_test_data(coterie, table, tmp_path):
     status, out, _ = coterie("data", "check", "site", "--schema", "s.toml", "--json")
     assert status == 1
     assert [len(each["errors"]) for each in document(out)["files"].values()] == [0, 3]
+    for part in ("train", "test"):
+        write_parquet(tmp_path / "parquet" / f"{part}.parquet", {"age": [50.0], "outcome": ["dead"]})
+    status, out, _ = coterie("data", "check", "parquet", "--schema", "s.toml", "--json")
+    assert (status, [each["records"] for each in document(out)["files"].values()]) == (0, [1, 1])
     (tmp_path / "empty").mkdir()
     assert_refused(coterie("data", "check", "empty", "--schema", "s.toml"), "neither train.csv nor train.parquet")
-
-
-def test_parquet_files_of_training_and_test_data_are_two_tables(coterie, table, tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table()
-    (tmp_path / "site").mkdir()
-    for part in ("train", "test"):
-        parquet.write_table(pyarrow.table({"age": [50.0], "outcome": ["dead"]}), tmp_path / "site" / f"{part}.parquet")
-    status, out, _ = coterie("data", "check", "site", "--schema", "s.toml", "--json")
-    assert (status, [each["records"] for each in document(out)["files"].values()]) == (0, [1, 1])
 
 
 def test_errors_of_the_file_and_of_the_schema(coterie, table, tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kit.commands import document
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet
 from kit.site_tables import AGE, OUTCOME, SEX
 from kit.workbooks import Raw, write_xlsx
 from PIL import Image
@@ -155,14 +155,9 @@ def excel_table_with_errors(home, rng):
 
 
 def partitioned_table(home, rng):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     for sex in "fmx":
-        folder = home / "client-0" / f"sex={sex}"
-        folder.mkdir(parents=True)
         ages, _, outcomes = zip(*rows(rng, 10), strict=True)
-        parquet.write_table(pyarrow.table({"age": ages, "outcome": outcomes}), folder / "part-0.parquet")
+        write_parquet(home / "client-0" / f"sex={sex}" / "part-0.parquet", {"age": ages, "outcome": outcomes})
     text(home / "client-0" / "_old.csv")
     return home / "client-0"
 

@@ -9,9 +9,8 @@ import stat
 import numpy as np
 import pytest
 from kit.commands import assert_refused
-from kit.own_files import read_shard
-from kit.site_tables import AGE, OUTCOME
-from PIL import Image
+from kit.own_files import read_shard, write_parquet, write_pictures
+from kit.site_tables import AGE, OUTCOME, label_column, number_column
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_data import EmptySiteError, find
@@ -21,13 +20,6 @@ DECLARED = Declared.of(None, "1x6x5", 2, None)
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (40, *SHAPE), np.uint8), np.arange(40) % 2
 SCHEMA = "version = 1\n" + OUTCOME + AGE
-
-
-def pictures(path, x=X, y=Y):
-    for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
-        (path / str(label)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[0]).save(path / str(label) / f"{i}.png")
-    return path
 
 
 def table(path, *cells):
@@ -46,7 +38,7 @@ def _fresh():
 
 
 def test_a_report_of_images(tmp_path):
-    pictures(tmp_path / "own")
+    write_pictures(tmp_path / "own", X, Y)
     for i in range(30):
         (tmp_path / "own" / "1" / f"{i}.dcm").write_bytes(b"DICM")
     (tmp_path / "own" / "0" / "broken.png").write_bytes(b"no image")
@@ -82,7 +74,7 @@ def test_a_report_of_a_table_names_classes_and_rules(tmp_path):
 
 
 def test_a_record_with_several_findings_counts_once_by_class(tmp_path):
-    (tmp_path / "s.toml").write_text(f'{SCHEMA}[[columns]]\nname = "weight"\ntype = "number"\nmean = 70\nscale = 9\n')
+    (tmp_path / "s.toml").write_text(SCHEMA + number_column("weight", 70, 9))
     with (tmp_path / "t.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["age", "outcome", "weight"])
@@ -123,7 +115,7 @@ def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_saved_report_is_private(tmp_path):
-    found = report(pictures(tmp_path / "own"), DECLARED)
+    found = report(write_pictures(tmp_path / "own", X, Y), DECLARED)
     found.save(tmp_path / "state" / "client-0")
     path = tmp_path / "state" / "client-0" / "data-report.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -247,14 +239,10 @@ def test_a_site_that_loses_all_of_its_records_ends_nobody_s_run(tmp_path, caplog
 
 
 def test_a_site_that_loses_all_by_rule_names_the_rule(tmp_path):
-    by = TableSchema.parse(
-        'version = 1\n[label]\ncolumn = "y"\nclasses = [0, 1]\n[[columns]]\nname = "a"\ntype = "number"\nmean = 0\n'
-        'scale = 1\nmissing = "drop"\n'
-    )
-    (tmp_path / "a.csv").write_text("a,y\n,1\n,0\n")
-    with pytest.raises(
-        EmptySiteError, match="all records are left out; column 'a': missing, 2 records left out by rule"
-    ):
+    by = TableSchema.parse("version = 1\n" + label_column(0, 1) + number_column("a", 0, 1, 'missing = "drop"'))
+    (tmp_path / "a.csv").write_text("a,outcome\n,1\n,0\n")
+    reason = "all records are left out; column 'a': missing, 2 records left out by rule"
+    with pytest.raises(EmptySiteError, match=reason):
         read_shard(tmp_path / "a.csv", (1,), schema=by)
 
 
@@ -276,7 +264,7 @@ def test_test_data_without_records_are_replaced_by_the_training_data(tmp_path, s
 
 
 def test_a_simulation_warns_of_files_that_are_left_out(tmp_path, caplog):
-    pictures(tmp_path / "client-0")
+    write_pictures(tmp_path / "client-0", X, Y)
     (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
     assert len(own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None).shard(0).y)
     assert "client 0: 40 usable records: unsupported file type .dcm, 1 file left out (1 of class 1)" in caplog.text
@@ -300,11 +288,10 @@ def test_a_folder_of_save_to_disk_is_named_with_the_way_out(coterie, tmp_path):
 
 
 def test_images_in_a_parquet_file_are_named_with_the_way_out(tmp_path):
-    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     (tmp_path / "s.toml").write_text(SCHEMA)
-    rows = [{"age": {"bytes": b"\x89PNG", "path": "a.png"}, "outcome": "alive", "label": 0}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows).drop(["outcome"]), tmp_path / "a.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist(rows).drop(["label"]), tmp_path / "b.parquet")
+    images = {"age": [{"bytes": b"\x89PNG", "path": "a.png"}]}
+    write_parquet(tmp_path / "a.parquet", images | {"label": [0]})
+    write_parquet(tmp_path / "b.parquet", images | {"outcome": ["alive"]})
     for name, declared in (("a", DECLARED), ("b", Declared.of(str(tmp_path / "s.toml"), None, None, None))):
         with pytest.raises(DataError, match=f"{name}.parquet: column 'age' holds images; write each one as a file in"):
             report(tmp_path / f"{name}.parquet", declared)

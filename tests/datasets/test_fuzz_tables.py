@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from kit.own_files import write_parquet
 
 from coterie.datasets import DataError, TableSchema, read_table
 
@@ -122,12 +123,9 @@ def test_damaged_tables(tmp_path, form):
     schema, rng, path, read = TableSchema.parse(SCHEMA), random.Random(2), tmp_path / f"t.{form}", 0
     content = TABLE.encode()
     if form == "parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
         rows = [line.replace('"', "").split(";") for line in TABLE.lstrip("\ufeff").splitlines()]
-        parquet.write_table(pyarrow.table(dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))), path)
-        content = path.read_bytes()
+        columns = dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))
+        content = write_parquet(path, columns).read_bytes()
     for _ in range(CASES // 3):
         path.write_bytes(damaged(content, rng, 8 if form == "csv" else 1))
         if (found := attempt(read_table, path, schema)) is not None:

@@ -13,7 +13,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet, write_pictures
 from kit.tiers import mark_slow
 from PIL import Image
 
@@ -167,13 +167,7 @@ def csv(content):
 
 
 def parquet(columns, **settings):
-    def write(path):
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.table(columns()), path, **settings)
-
-    return write
+    return lambda path: write_parquet(path, columns(), **settings)
 
 
 def long_parquet(path):
@@ -345,17 +339,11 @@ SPECIAL = {
 }
 
 
-def folder_of_pictures(path):
-    for i, (pixels, label) in enumerate(zip(X, Y, strict=True)):
-        (path / str(label)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[0]).save(path / str(label) / f"{i}.png")
-
-
 def picture(name, make):
     """Good pictures, and one that is not."""
 
     def write(path):
-        folder_of_pictures(path)
+        write_pictures(path, X, Y)
         make(path / "0" / name)
 
     return write
@@ -363,7 +351,7 @@ def picture(name, make):
 
 def with_classes(content):
     def write(path):
-        folder_of_pictures(path)
+        write_pictures(path, X, Y)
         content(path / "classes.txt")
 
     return write
@@ -380,7 +368,7 @@ FOLDERS |= {
         12,
     ),
     "class of 200 digits": (
-        lambda path: (folder_of_pictures(path), (path / "0").rename(path / ("9" * 200))),
+        lambda path: (write_pictures(path, X, Y), (path / "0").rename(path / ("9" * 200))),
         r"a label is 1e\+200",
         9,
     ),
@@ -491,7 +479,7 @@ def test_a_limit_is_not_one_too_low(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     monkeypatch.setattr("coterie.datasets.data_files.MAX_BYTES", X.nbytes + Y.nbytes)  # int64 labels
     assert number(shard(tmp_path / "a.npz", strict=True)) == RECORDS
-    folder_of_pictures(tmp_path / "a")
+    write_pictures(tmp_path / "a", X, Y)
     monkeypatch.setattr("coterie.datasets.array_files.MAX_PIXELS", 30)
     assert number(shard(tmp_path / "a", strict=True)) == RECORDS
     monkeypatch.setattr("coterie.datasets.array_files.MAX_PIXELS", 29)
@@ -514,7 +502,7 @@ def test_archives_in_either_version_of_the_format_are_read(tmp_path, version):
 
 @pytest.mark.parametrize(("make", "number_of_parts"), [(frames, 3000), (comments, 20_000)])
 def test_of_a_long_gif_the_first_frame_is_read(tmp_path, make, number_of_parts):
-    folder_of_pictures(tmp_path / "own")
+    write_pictures(tmp_path / "own", X, Y)
     (tmp_path / "own" / "0" / "long.gif").write_bytes(make(number_of_parts))
     found = shard(tmp_path / "own", strict=True)
     assert number(found) == RECORDS + 1
@@ -551,7 +539,7 @@ def test_large_pictures_of_every_format_are_read(tmp_path, name):
 
 
 def test_deep_and_other_folders_are_not_entered(tmp_path):
-    folder_of_pictures(tmp_path / "own")
+    write_pictures(tmp_path / "own", X, Y)
     room = tmp_path / "own" / "0"
     for _ in range(200):
         room = room / "0"
@@ -561,7 +549,7 @@ def test_deep_and_other_folders_are_not_entered(tmp_path):
 
 
 def test_symbolic_links_are_the_owner_s_business(tmp_path):
-    folder_of_pictures(tmp_path / "far" / "away")
+    write_pictures(tmp_path / "far" / "away", X, Y)
     np.savez(tmp_path / "far" / "a.npz", x=X, y=Y)
     (tmp_path / "own").mkdir()
     for room in (tmp_path / "far" / "away").iterdir():

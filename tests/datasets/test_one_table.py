@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from kit.commands import assert_refused
+from kit.site_tables import label_column, number_column
 
 from coterie import load
 from coterie.datasets import DataError, Declared, SchemaError, TableSchema, facts, own_federation, read_table, tables
@@ -14,17 +15,7 @@ from coterie.server import RunConfig
 from coterie.server.data_origin import DataOrigin
 
 SITES = ("Ankara", "Bursa", "Izmir")
-PLAIN = """version = 1
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 15
-missing = "drop"
-"""
+PLAIN = "version = 1\n" + label_column("no", "yes") + number_column("age", 50, 15, 'missing = "drop"')
 SITE = f'[site]\ncolumn = "hospital"\nvalues = {list(SITES)}\n'
 SCHEMA = PLAIN + SITE
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet, write_pictures
 from kit.workbooks import write_xlsx
 from PIL import Image
 
@@ -40,27 +40,15 @@ def write_csv(path, x, y, target="label"):
     return path.with_suffix(".csv")
 
 
-def write_parquet(path, x, y, target="label"):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+def write_records(path, x, y, target="label"):
     columns = {f"f{i}": column for i, column in enumerate(x.reshape(len(x), -1).T)}
-    parquet.write_table(pyarrow.table({**columns, target: y}), path.with_suffix(".parquet"))
-    return path.with_suffix(".parquet")
+    return write_parquet(path.with_suffix(".parquet"), columns | {target: y})
 
 
 def write_excel(path, x, y, target="label"):
     pytest.importorskip("python_calamine")
     rows = [[label.item(), *record.ravel().tolist()] for record, label in zip(x, y, strict=True)]
     return write_xlsx(path.with_suffix(".xlsx"), {"Sheet": [[target, *(f"f{i}" for i in range(x[0].size))], *rows]})
-
-
-def write_pictures(path, x, y, names=None):
-    for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
-        room = path / (str(label) if names is None else names[label])
-        room.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(room / f"{i}.png")
-    return path
 
 
 def write_named_pictures(path, x, y):
@@ -70,7 +58,7 @@ def write_named_pictures(path, x, y):
     return write_pictures(path, x, y, names)
 
 
-WRITERS = [write_npz, write_csv, write_parquet, write_excel, write_pictures, write_named_pictures]
+WRITERS = [write_npz, write_csv, write_records, write_excel, write_pictures, write_named_pictures]
 
 
 def shard(path, shape=SHAPE, classes=4, transform=None):
@@ -118,7 +106,7 @@ def test_vectors_in_every_form_are_the_same_shard(tmp_path, write):
 
 def test_labels_written_as_floats_make_no_fractions_of_pixels(tmp_path):
     x, y = images()
-    assert_same(shard(write_parquet(tmp_path / "a", x, y.astype(float))), shard(write_npz(tmp_path / "b", x, y)))
+    assert_same(shard(write_records(tmp_path / "a", x, y.astype(float))), shard(write_npz(tmp_path / "b", x, y)))
 
 
 @pytest.mark.parametrize("write", WRITERS[:4])
@@ -316,18 +304,13 @@ def test_what_is_wrong_in_a_table_is_said(tmp_path, complaint):
 
 
 def test_what_is_wrong_in_parquet_is_said(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    path = tmp_path / "own.parquet"
     for columns, complaint in (
         ({"label": [1, 2], "a": [1, None]}, "column 'a': missing, 1 record dropped: row 2;"),
         ({"a": [1, 2]}, "its columns are a"),
         ({"label": np.zeros(0), "a": np.zeros(0)}, "no records"),
     ):
-        parquet.write_table(pyarrow.table(columns), path)
         with pytest.raises(DataError, match=complaint):
-            shard(path, (1,))
+            shard(write_parquet(tmp_path / "own.parquet", columns), (1,))
 
 
 def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
@@ -490,14 +473,9 @@ def test_a_row_with_another_number_of_cells_is_left_out_even_if_it_is_alone(tmp_
 
 
 def test_a_gap_in_a_parquet_column_changes_no_other_record(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     columns = {f"p{i}": X.reshape(12, 30)[:, i].astype(int).tolist() for i in range(30)} | {"label": Y.tolist()}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "whole.parquet")
-    columns["p3"] = [None, *columns["p3"][1:]]
-    parquet.write_table(pyarrow.table(columns), tmp_path / "gap.parquet")
-    whole, gap = (rows(kept(tmp_path / f"{name}.parquet")) for name in ("whole", "gap"))
+    whole = rows(kept(write_parquet(tmp_path / "whole.parquet", columns)))
+    gap = rows(kept(write_parquet(tmp_path / "gap.parquet", columns | {"p3": [None, *columns["p3"][1:]]})))
     assert gap < whole
     assert len(whole - gap) == 1
 

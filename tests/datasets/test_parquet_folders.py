@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet
+from kit.site_tables import category_column, label_column, number_column
 from PIL import Image
 
 from coterie.datasets import DataError, Declared, TableSchema, facts, own_federation, read_table, report
@@ -13,30 +14,14 @@ from coterie.datasets.local_files import local_records
 from coterie.tasks import task_of
 
 pyarrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
-SCHEMA = """version = 1
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 0
-scale = 1
-[[columns]]
-name = "site"
-type = "category"
-values = ["a", "b c", "d/e"]
-missing = "indicator"
-"""
+SCHEMA = "version = 1\n" + label_column("no", "yes") + number_column("age")
+SCHEMA += category_column("site", ["a", "b c", "d/e"], 'missing = "indicator"')
 BY = TableSchema.parse(SCHEMA)
 
 
 def write(path, **columns):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.table(columns), path)
-    return path
+    return write_parquet(path, columns)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.commands import assert_refused
 from kit.own_files import read_shard
+from kit.site_tables import label_column, number_column
 from kit.tables import for_rows
 from torch import nn
 
@@ -27,9 +28,9 @@ from coterie.wire.messages import Layout
 
 FEATURES = 20
 HEADS = [f"f{j}" for j in range(FEATURES)]
-COLUMNS = "".join(f'[[columns]]\nname = "f{j}"\ntype = "number"\nmean = 0\nscale = 1\n' for j in range(FEATURES))
+COLUMNS = "".join(map(number_column, HEADS))
 VALUES = ",".join(map(str, range(FEATURES)))
-LABEL = '[label]\ncolumn = "outcome"\nclasses = ["no", "yes"]\n'
+LABEL = label_column("no", "yes")
 UNIT = f'version = 1\n{LABEL}[unit]\ncolumn = "patient"\nrecords = 6\n{COLUMNS}'
 PLAIN = f'version = 1\nignore = ["patient"]\n{LABEL}{COLUMNS}'
 

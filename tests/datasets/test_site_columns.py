@@ -4,39 +4,16 @@ import datetime
 
 import numpy as np
 import pytest
+from kit.own_files import write_parquet
+from kit.site_tables import category_column, label_column, number_column
 
 from coterie.cli.drafts import draft
 from coterie.datasets import DataError, SchemaError, TableSchema, facts, own_federation, read_table
 
-TEXT = """version = 1
-[label]
-column = "died"
-classes = ["no", "yes"]
-[unit]
-column = "patient"
-[[columns]]
-name = "age"
-type = "number"
-mean = 60
-scale = 10
-[[columns]]
-name = "sex"
-type = "category"
-values = ["F", "M"]
-[[columns]]
-name = "glucose"
-type = "number"
-mean = 5
-scale = 1
-missing = "indicator"
-[[columns]]
-name = "severity"
-type = "number"
-mean = 0
-scale = 1
-range = [0, 5]
-missing = "mean"
-"""
+LABEL = label_column("no", "yes", column="died")
+TEXT = f'version = 1\n{LABEL}[unit]\ncolumn = "patient"\n' + number_column("age", 60, 10)
+TEXT += category_column("sex", ["F", "M"]) + number_column("glucose", 5, 1, 'missing = "indicator"')
+TEXT += number_column("severity", 0, 1, "range = [0, 5]", 'missing = "mean"')
 SCHEMA = TableSchema.parse(TEXT)
 PLAIN = ["patient,age,sex,glucose,severity,died", "P1,70,M,5,2,yes", "P2,50,F,,,no"]
 X = [[1, 0, 1, 0, 0, 2], [-1, 1, 0, 0, 1, 0]]
@@ -197,13 +174,11 @@ def test_a_cell_that_cannot_be_converted_is_dropped_and_named(tmp_path, column, 
 
 @pytest.mark.parametrize("kind", [datetime.date, datetime.datetime])
 def test_dates_of_typed_files(tmp_path, kind):
-    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     columns = {"patient": ["P1"], "born": [kind(1940, 1, 1)], "admitted": [kind(2010, 1, 1)], "sex": ["M"]}
     columns |= {"glucose": [5.0], "severity": [2.0], "died": ["yes"]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "client-0.parquet")
+    path = write_parquet(tmp_path / "client-0.parquet", columns)
     (tmp_path / "client-0.site.toml").write_text(SITES["dates"][1].replace('date-format = "%d.%m.%Y"', ""))
-    table = read_table(tmp_path / "client-0.parquet", SCHEMA)
-    assert table.x[0, 0] == pytest.approx(1, abs=0.01)
+    assert read_table(path, SCHEMA).x[0, 0] == pytest.approx(1, abs=0.01)
 
 
 def test_a_description_is_part_of_no_contract(tmp_path):
@@ -250,7 +225,7 @@ def test_a_code_that_nobody_declared_fails_the_check(tmp_path, coterie, severity
 
 
 def test_labels_of_a_record_may_have_other_names(tmp_path):
-    text = TEXT.replace('[label]\ncolumn = "died"\nclasses = ["no", "yes"]', '[labels]\ncolumns = ["died", "fell"]')
+    text = TEXT.replace(LABEL, '[labels]\ncolumns = ["died", "fell"]\n')
     lines = ["patient,age,sex,glucose,severity,died,Sturz", "P1,70,M,5,2,1,0", "P2,50,F,,,0,1"]
     path = written(tmp_path, lines, '[file.columns.fell]\nname = "Sturz"')
     assert len(read_table(path, TableSchema.parse(text)).y) == 2

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet
 
 from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard
 from coterie.datasets.client_data import first_columns
@@ -49,12 +49,8 @@ def test_columns_are_aligned_by_their_names(tmp_path, order):
 
 
 def test_parquet_columns_are_aligned_by_their_names(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table({"bmi": [3.0], "age": [1.0], "label": [0], "chol": [2.0]})
-    parquet.write_table(table, tmp_path / "client-0.parquet")
-    assert local_records(tmp_path / "client-0.parquet", KNOWN, None).x.tolist() == [[1, 2, 3]]
+    path = write_parquet(tmp_path / "client-0.parquet", {"bmi": [3.0], "age": [1.0], "label": [0], "chol": [2.0]})
+    assert local_records(path, KNOWN, None).x.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from datetime import date
 import numpy as np
 import pytest
 from kit.own_files import read_shard
+from kit.site_tables import category_column, label_column, number_column
 from kit.workbooks import XLS, Raw, write_ods, write_xlsb, write_xlsx
 
 from coterie.datasets import DataError, Declared, TableSchema, binary_tables, describe, read_table
@@ -13,23 +14,8 @@ from coterie.tasks import task_of
 
 pytest.importorskip("python_calamine")
 
-SCHEMA = """version = 1
-ignore = ["note"]
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 0
-scale = 1
-missing = "mean"
-[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-unknown = "ignore"
-"""
+SCHEMA = 'version = 1\nignore = ["note"]\n' + label_column("no", "yes") + number_column("age", 0, 1, 'missing = "mean"')
+SCHEMA += category_column("sex", ["f", "m"], 'unknown = "ignore"')
 HEAD = ["age", "sex", "outcome"]
 ROWS = [[70, "m", "yes"], [45.5, "f", "no"], [60, "f", "yes"]]
 

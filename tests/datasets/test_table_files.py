@@ -6,27 +6,14 @@ import re
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard
+from kit.own_files import read_shard, write_parquet
+from kit.site_tables import category_column, label_column, number_column
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.text_tables import MAX_RECORD_LINES
 
-SCHEMA = """version = 1
-ignore = ["note"]
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 15
-[[columns]]
-name = "crp"
-type = "number"
-mean = 30
-scale = 40
-"""
+SCHEMA = 'version = 1\nignore = ["note"]\n' + label_column("no", "yes")
+SCHEMA += number_column("age", 50, 15) + number_column("crp", 30, 40)
 
 
 def schema(file="", **changes):
@@ -133,24 +120,10 @@ def test_records_across_blocks_are_whole(table, monkeypatch):
         assert (read.index.tolist(), read.errors) == (list(range(60)), ())
 
 
-TURKISH = """version = 1
-[file]
-encoding = "{}"
-[label]
-column = "sonuc"
-classes = ["yok", "var"]
-[[columns]]
-name = "cinsiyet"
-type = "category"
-values = ["kadın", "erkek"]
-unknown = "{}"
-missing = "indicator"
-"""
-
-
 @pytest.mark.parametrize("unknown", ["error", "drop", "ignore", "indicator"])
 def test_undecodable_bytes_are_reported_whatever_the_rule(table, unknown):
-    by = TableSchema.parse(TURKISH.format("utf-8", unknown))
+    column = category_column("cinsiyet", ["kadın", "erkek"], f'unknown = "{unknown}"', 'missing = "indicator"')
+    by = TableSchema.parse("version = 1\n" + label_column("yok", "var", column="sonuc") + column)
     read = table("cinsiyet;sonuc\nkadın;yok\nerkek;var\n".encode("cp1254"), by)
     assert [str(finding) for finding in read.errors] == [
         "column 'cinsiyet': bytes that are not utf-8, 1 record dropped: row 2 (kad\N{REPLACEMENT CHARACTER}n); set the "
@@ -319,7 +292,7 @@ def test_censored_values_and_units(table, rule, expected, effects):
     assert TableSchema.parse(str(by)) == by
 
 
-TARGET = 'version = 1\n[target]\ncolumn = "crp"\n{}[[columns]]\nname = "age"\ntype = "number"\nmean = 0\nscale = 1\n'
+TARGET = 'version = 1\n[target]\ncolumn = "crp"\n{}' + number_column("age")
 TARGETS = "age,crp\n1,<5\n2,≥ 90 mg/L\n3,12 mg/L\n4,12 g/L\n5,7\n6,<\n7,\n"
 
 
@@ -380,8 +353,5 @@ def test_booleans_of_parquet_and_rules_for_missing_ones(table, tmp_path):
     filled = TableSchema.parse(f'{BOOLEAN}type = "boolean"\nmissing = {{value = true}}\n')
     assert table("smoker,died\n,1\n", filled).x.tolist() == [[1]]
     assert TableSchema.parse(str(filled)) == filled
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"smoker": [True, None, False], "died": [1, 0, 0]}), tmp_path / "t.parquet")
-    assert read_table(tmp_path / "t.parquet", by).x.tolist() == [[1, 0], [0, 1], [0, 0]]
+    path = write_parquet(tmp_path / "t.parquet", {"smoker": [True, None, False], "died": [1, 0, 0]})
+    assert read_table(path, by).x.tolist() == [[1, 0], [0, 1], [0, 0]]

@@ -3,42 +3,20 @@
 import csv
 import gzip
 import io
+import json
 import random
 from collections import Counter
 
 import numpy as np
 import pytest
+from kit.site_tables import category_column, label_column, number_column
 
 from coterie.datasets import DataError, TableSchema, read_table
 
 SITES = 300
-SCHEMA = """version = 1
-ignore = ["note"]
-[label]
-column = "outcome"
-classes = ["no", "yes"]
-[[columns]]
-name = "age"
-type = "number"
-mean = 0
-scale = 1
-missing = "indicator"
-[[columns]]
-name = "yaş"
-type = "category"
-values = ["kadın", "erkek"]
-unknown = "error"
-[[columns]]
-name = "smoker"
-type = "boolean"
-[file]
-delimiter = "{delimiter}"
-decimal = "{decimal}"
-thousands = "{thousands}"
-encoding = "{encoding}"
-skip-lines = {skipped}
-trailing-delimiter = {trailing}
-"""
+SCHEMA = 'version = 1\nignore = ["note"]\n' + label_column("no", "yes")
+SCHEMA += number_column("age", 0, 1, 'missing = "indicator"') + category_column("yaş", ["kadın", "erkek"])
+SCHEMA += '[[columns]]\nname = "smoker"\ntype = "boolean"\n'
 NAMES = ["age", "yaş", "smoker", "outcome", "note"]
 MARKERS = ["", "NA", "NaN", "null", "?"]
 #: Texts of notes, some of which hold lines of a table; the cells of each are those of a record.
@@ -101,16 +79,11 @@ class Site:
         return text, begin
 
     def schema(self):
-        return TableSchema.parse(
-            SCHEMA.format(
-                delimiter="tab" if self.delimiter == "\t" else self.delimiter,
-                decimal=self.decimal,
-                thousands=self.thousands,
-                encoding=self.encoding,
-                skipped=self.title,
-                trailing=str(self.trailing).lower(),
-            )
-        )
+        file = {"delimiter": "tab" if self.delimiter == "\t" else self.delimiter, "decimal": self.decimal}
+        file |= {"thousands": self.thousands, "encoding": self.encoding, "skip-lines": self.title}
+        file["trailing-delimiter"] = self.trailing
+        lines = [f"{key} = {json.dumps(value)}" for key, value in file.items()]
+        return TableSchema.parse("\n".join([f"{SCHEMA}[file]", *lines]))
 
 
 def damaged(text, begin, site, rng):

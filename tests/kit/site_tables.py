@@ -1,27 +1,31 @@
 """A schema of a site's table, in parts: rows about patients, of whom some died; and runs on tables of sites."""
 
 import csv
+import json
 from contextlib import closing
 
 from coterie.server import RunConfig, RunFolder
 from coterie.server.simulate import simulate
 
-OUTCOME = """[label]
-column = "outcome"
-classes = ["alive", "dead"]
-"""
-AGE = """[[columns]]
-name = "age"
-type = "number"
-mean = 50
-scale = 10
-range = [0, 100]
-"""
-SEX = """[[columns]]
-name = "sex"
-type = "category"
-values = ["f", "m"]
-"""
+
+def label_column(*classes, column="outcome"):
+    return f'[label]\ncolumn = "{column}"\nclasses = {json.dumps(classes)}\n'
+
+
+def number_column(name, mean=0, scale=1, *rules):
+    """A column of numbers with lines of rules."""
+    return "\n".join([f'[[columns]]\nname = "{name}"\ntype = "number"\nmean = {mean}\nscale = {scale}', *rules, ""])
+
+
+def category_column(name, values, *rules):
+    """A column of categories with lines of rules."""
+    values = json.dumps(values, ensure_ascii=False)
+    return "\n".join([f'[[columns]]\nname = "{name}"\ntype = "category"\nvalues = {values}', *rules, ""])
+
+
+OUTCOME = label_column("alive", "dead")
+AGE = number_column("age", 50, 10, "range = [0, 100]")
+SEX = category_column("sex", ["f", "m"])
 
 
 def settings_on(sites, **more):
