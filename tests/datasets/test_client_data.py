@@ -96,10 +96,8 @@ def test_what_rules_leave_out_is_no_problem(tmp_path):
     vectors = tmp_path / "v.npz"
     np.savez(vectors, x=np.array([[0.5], [7.0]]), y=[0, 1])
     found = report(vectors, Declared.of(None, "1", 2, "0:1"))
-    assert (found.passes, str(found.left_out.losses[0])) == (
-        True,
-        "number out of the declared range 0:1, 1 record clamped by rule (1 of class 1)",
-    )
+    clamped = "number out of the declared range 0:1, 1 record clamped by rule (1 of class 1)"
+    assert (found.passes, str(found.left_out.losses[0])) == (True, clamped)
 
 
 def test_no_usable_record_does_not_pass(tmp_path):
@@ -152,19 +150,16 @@ def test_clients_with_one_to_three_records(small, tmp_path, tested, trained):
             read_shard(tmp_path / "client-0.npz", SHAPE)
 
 
-def empty_archive(path):
-    np.savez(path.with_suffix(".npz"), x=X[:0], y=Y[:0])
+HEADER = ",".join(["label", *(f"p{i}" for i in range(30))]) + "\n"
+EMPTY = {
+    "archive": lambda path: np.savez(path.with_suffix(".npz"), x=X[:0], y=Y[:0]),
+    "table": lambda path: path.with_suffix(".csv").write_text(HEADER),
+    "folders": lambda path: [(path / name).mkdir(parents=True) for name in ("0", "1")],
+    "folder": lambda path: path.mkdir(),
+}
 
 
-def empty_table(path):
-    path.with_suffix(".csv").write_text(",".join(["label", *(f"p{i}" for i in range(30))]) + "\n")
-
-
-def folder_with(*names):
-    return lambda path: [(path / name).mkdir(parents=True) for name in names]
-
-
-@pytest.mark.parametrize("make", [empty_archive, empty_table, folder_with("0", "1"), folder_with("")])
+@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY)
 def test_an_empty_site_ends_nobody_s_run(tmp_path, caplog, make):
     make(tmp_path / "client-0")
     np.savez(tmp_path / "client-1.npz", x=X, y=Y)
@@ -187,44 +182,28 @@ def test_a_folder_without_images_ends_no_run_on_vectors(tmp_path, caplog, names)
 
 def test_an_empty_site_of_many_is_logged_at_every_doubling(tmp_path, caplog):
     for i in range(9):
-        empty_table(tmp_path / f"client-{i}")
+        EMPTY["table"](tmp_path / f"client-{i}")
     caplog.set_level(logging.WARNING, "flwr")
     clients = own_federation(str(tmp_path), 9, facts("own", "1x6x5", 2), None)
     assert sum(len(clients.shard(i).y) for i in range(9)) == 0
     assert [record.args[1] for record in caplog.records] == [f"{i} of 9 clients so far" for i in (1, 2, 4, 8)]
 
 
-def dicom_alone(path):
-    (path / "1").mkdir(parents=True)
-    (path / "1" / "scan.dcm").write_bytes(b"DICM")
-
-
-def broken_image_alone(path):
-    (path / "1").mkdir(parents=True)
-    (path / "1" / "scan.png").write_bytes(b"PNG")
-
-
-def gaps_alone(path):
-    np.savez(path.with_suffix(".npz"), x=np.full(X.shape, np.nan), y=Y)
-
-
-def labels_of_others(path):
-    np.savez(path.with_suffix(".npz"), x=X, y=Y + 7)
-
-
-def words_alone(path):
-    path.with_suffix(".csv").write_text(",".join(["label", *(f"p{i}" for i in range(30))]) + "\n" + "a," * 30 + "a\n")
+def alone(path, content):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (dicom_alone, "contains neither images"),
-        (broken_image_alone, r"scan\.png"),
-        (gaps_alone, "NaN, infinite or missing"),
-        (labels_of_others, "a label is 8, but the run has 2 classes"),
-        (words_alone, "column 'p0': not a number"),
+        (lambda path: alone(path / "1" / "scan.dcm", b"DICM"), "contains neither images"),
+        (lambda path: alone(path / "1" / "scan.png", b"PNG"), r"scan\.png"),
+        (lambda path: np.savez(path, x=np.full(X.shape, np.nan), y=Y), "NaN, infinite or missing"),
+        (lambda path: np.savez(path, x=X, y=Y + 7), "a label is 8, but the run has 2 classes"),
+        (lambda path: path.with_suffix(".csv").write_text(HEADER + "a," * 30 + "a\n"), "column 'p0': not a number"),
     ],
+    ids=["type", "image", "gaps", "labels", "words"],
 )
 def test_a_site_that_loses_all_of_its_records_ends_nobody_s_run(tmp_path, caplog, make, reason):
     make(tmp_path / "client-0")
