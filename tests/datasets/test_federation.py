@@ -8,7 +8,6 @@ from kit.tables import for_rows
 
 import coterie.datasets
 from coterie.datasets import DataError, Partition, Source, assign_groups, federate, parse_groups
-from coterie.fields.settings import ConfigError
 
 
 @pytest.fixture
@@ -48,11 +47,6 @@ def pixels(x):
 
 def double(x):
     return 2 * x
-
-
-def test_exported_names_are_sorted_and_there():
-    assert coterie.datasets.__all__ == sorted(coterie.datasets.__all__, key=lambda n: (not n.isupper(), n))
-    assert all(hasattr(coterie.datasets, name) for name in coterie.datasets.__all__)
 
 
 @for_rows(
@@ -220,29 +214,6 @@ def test_digits_default():
         upright = np.rot90(np.concatenate([pixels(s.x) for s in mine]), -group, axes=(2, 3)).sum(0)
         np.testing.assert_allclose(upright, coterie.datasets.load("digits").train_x.sum(0), rtol=1e-4)
     assert shards[0].test.x.shape == (397, 1, 8, 8)
-
-
-def test_fashion_mnist_of_a_thousand_clients(data_dir):
-    federation = federate("fashion-mnist", Partition(clients=1000), data_dir=data_dir)
-    shards = [federation.shard(i) for i in range(1000)]
-    assert {s.x.shape for s in shards} == {(60, 1, 28, 28)}
-    assert shards[7].test.x.shape == (10_000, 1, 28, 28)
-    assert np.bincount(np.concatenate([s.y for s in shards])).tolist() == [6000] * 10
-    assert -1 <= shards[3].x.min() < 0 < shards[3].x.max() <= 1
-
-
-@for_rows(
-    ("changes", "complaint"),
-    [
-        ({"shift": "rotations"}, "shift = 'rotations': must be label-permutation, .*; did you mean 'rotation'\\?"),
-        ({"samples_per_client": -1}, "samples-per-client = -1: must be an integer"),
-        ({"clients": 0}, "clients = 0: must be an integer"),
-        ({"clients": 3}, "without a client"),
-    ],
-)
-def test_impossible_federations_are_refused_at_once(changes, complaint):
-    with pytest.raises((DataError, ConfigError), match=complaint):
-        federate("digits", Partition(**({"clients": 20} | changes)))
 
 
 def test_a_negative_seed_is_refused():

@@ -1,19 +1,12 @@
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
+from kit.own_networks import own_network
 from kit.tables import for_rows
 
 from coterie.datasets import DATASETS, DataError, Source, download, load
-
-
-def own_dataset(monkeypatch, function):
-    module = types.ModuleType("own_data")
-    module.make = function
-    monkeypatch.setitem(sys.modules, "own_data", module)
-    return "own_data:make"
 
 
 def small_source(**changes):
@@ -40,7 +33,7 @@ def test_unknown_names_get_the_nearest():
 
 def test_own_function(monkeypatch):
     source = small_source()
-    assert load(own_dataset(monkeypatch, lambda: source)) is source
+    assert load(own_network(monkeypatch, lambda: source)) is source
 
 
 @for_rows(

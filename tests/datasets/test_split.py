@@ -358,54 +358,52 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         np.testing.assert_array_equal(shard.test.y, (source.test_y[-np.array(rows(shard.test)) - 1] + i % 2) % 10)
 
 
+NO_SKEWS = "non-iid", "none:0", "non-iid:-0.5", "non-iid:nan", "dirichlet:0", "dirichlet:inf", "classes:2.5", "None"
+
+
 @for_rows(
-    ("arguments", "complaint"),
+    ("complaint", "arguments"),
     [
+        ("shift = 'rotations': must be label-permutation, .*; did you mean 'rotation'\\?", {"shift": "rotations"}),
+        ("samples-per-client = -1: must be an integer", {"samples_per_client": -1}),
+        ("clients = 0: must be an integer", {"clients": 0}),
+        ("without a client", {"clients": 3}),
         (
+            "20 clients need 1420 training im.*s, but digits has 1400",
             {"label_skew": "dirichlet:1", "samples_per_client": 71},
-            "20 clients need 1420 training images, but digits has 1400",
         ),
-        ({"label_skew": "dirichlet:1", "clients": 1401}, "1401 clients need 1401 training images, but digits has 1400"),
-        ({"label_skew": "classes:11"}, "label-skew is classes:11; digits has 10 classes"),
-        ({"label_skew": "classes:3", "samples_per_client": 2}, "samples-per-client is 2, less than the 3 classes"),
+        ("1401 clients need 1401 training images, but digits has 1400", {"label_skew": "dirichlet:1", "clients": 1401}),
+        ("label-skew is classes:11; digits has 10 classes", {"label_skew": "classes:11"}),
+        ("samples-per-client is 2, less than the 3 classes", {"label_skew": "classes:3", "samples_per_client": 2}),
         (
-            {"label_skew": "classes:10", "samples_per_client": 100},
             r"20 clients need 200 training images of class \d, but digits has \d+; use fewer clients",
+            {"label_skew": "classes:10", "samples_per_client": 100},
         ),
         *(
-            ({"label_skew": text}, f"label-skew = '{text}': must be none, dirichlet:ALPHA, classes:NUMBER, or non-iid:")
-            for text in (
-                "non-iid",
-                "none:0",
-                "non-iid:-0.5",
-                "non-iid:nan",
-                "dirichlet:0",
-                "dirichlet:inf",
-                "classes:2.5",
-                "None",
-            )
+            (f"label-skew = '{text}': must be none, dirichlet:ALPHA, classes:NUMBER, or non-iid:", {"label_skew": text})
+            for text in NO_SKEWS
         ),
         (
-            {"label_skew": "non-iid:1", "validation_clients": 4},
             "validation-clients = 4: label-skew = non-iid:1 divides",
+            {"label_skew": "non-iid:1", "validation_clients": 4},
         ),
         (
-            {"label_skew": "non-iid:1", "samples_per_client": 100},
             r"client \d+ has 8\d of digits's 1797 images at label-skew = non-iid:1, but needs 100; use fewer clients",
+            {"label_skew": "non-iid:1", "samples_per_client": 100},
         ),
-        ({"label_skew": "non-iid:0", "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
+        ("client 1797 has 0 of digits's 1797 images .* needs 1", {"label_skew": "non-iid:0", "clients": 1798}),
         (
-            {"dataset": "lines-easy", "shift": "lines", "label_skew": "non-iid:0"},
             "label-skew = non-iid:0 requires classes, but lines-easy has real targets; set it to none",
+            {"dataset": "lines-easy", "shift": "lines", "label_skew": "non-iid:0"},
         ),
-        ({"validation_clients": 3}, "validation-clients: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
+        ("validation-clients: 3 clients in groups 1:1:1:1 leave group 3 without a client", {"validation_clients": 3}),
         (
-            {"clients": 1000, "validation_clients": 500, "samples_per_client": 20},
             "need 5000 training images, but digits",
+            {"clients": 1000, "validation_clients": 500, "samples_per_client": 20},
         ),
     ],
 )
-def test_impossible_splits_are_refused(arguments, complaint):
+def test_impossible_splits_are_refused(complaint, arguments):
     dataset = arguments.get("dataset", "digits")
     changes = {name: value for name, value in arguments.items() if name != "dataset"}
     with pytest.raises((DataError, ConfigError), match=complaint):
