@@ -75,10 +75,8 @@ def test_a_record_ends_where_its_quotes_do(table, content, expected):
 
 def test_a_file_without_a_last_line_end_may_be_truncated(table):
     (note,) = table("age,note,crp,outcome\n61,,90,yes\n62,,91,no").findings
-    assert (str(note), note.expected) == (
-        "no line end after the last record, 1 record kept: row 3; is the file complete?",
-        True,
-    )
+    assert note.expected
+    assert str(note) == "no line end after the last record, 1 record kept: row 3; is the file complete?"
 
 
 LINES = "62,,91,no\n" * (MAX_RECORD_LINES + 1)
@@ -125,10 +123,8 @@ def test_undecodable_bytes_are_reported_whatever_the_rule(table, unknown):
     column = category_column("cinsiyet", ["kadın", "erkek"], f'unknown = "{unknown}"', 'missing = "indicator"')
     by = TableSchema.parse("version = 1\n" + label_column("yok", "var", column="sonuc") + column)
     read = table("cinsiyet;sonuc\nkadın;yok\nerkek;var\n".encode("cp1254"), by)
-    assert [str(finding) for finding in read.errors] == [
-        "column 'cinsiyet': bytes that are not utf-8, 1 record dropped: row 2 (kad\N{REPLACEMENT CHARACTER}n); set the "
-        "encoding of the file"
-    ]
+    words = "bytes that are not utf-8, 1 record dropped: row 2 (kad\ufffdn); set the encoding of the file"
+    assert [str(finding) for finding in read.errors] == [f"column 'cinsiyet': {words}"]
     assert (read.x[:, 1].tolist(), read.errors[0].by_class) == ([1], {"yok": 1})
 
 
@@ -193,19 +189,9 @@ def test_files_as_other_programs_write_them(table, content, name, file):
     ("content", "name", "file", "message"),
     [
         ("sep=;\n" + SEMICOLONS, "t.csv", 'delimiter = ","', "line 'sep=;' contradicts delimiter = ','; remove one"),
-        (
-            "\ufeff" + PLAIN,
-            "t.csv",
-            'encoding = "cp1252"',
-            "byte order mark of utf-8, which contradicts encoding = 'cp1",
-        ),
+        ("\ufeff" + PLAIN, "t.csv", 'encoding = "cp1252"', "mark of utf-8, which contradicts encoding = 'cp1"),
         (PLAIN.encode("utf-16-le"), "t.csv", 'encoding = "utf-16"', "set its encoding, such as 'utf-16-le'"),
-        (
-            "Laboratory\n2026\n" + PLAIN,
-            "t.csv",
-            "",
-            r"expected column names in utf-8; line 3 has them; set skip-lines = 2 in \[file\]$",
-        ),
+        ("Lab\n2026\n" + PLAIN, "t.csv", "", r"names in utf-8; line 3 has them; set skip-lines = 2 in \[file\]$"),
         ("\nExport of 2024-01-02\n\n" + SEMICOLONS, "t.csv", "", r"line 4 has them; set skip-lines = 3 in \[file\]$"),
         ("Export\n" + PLAIN.upper(), "t.csv", "", r"line 2 has them; set skip-lines = 1 in \[file\]$"),
         ("outcome,,\n" + PLAIN, "t.csv", "", r"no column 'age', 'crp': its first line .* set skip-lines = 1 in"),
@@ -254,11 +240,8 @@ def test_separators_of_thousands(table, file, cells, expected):
         ("", "1,234.5", '"1,234.5" would be 1234.5 with thousands = ","'),
         ("", "1.234,5", '"1.234,5" would be 1234.5 with decimal = "," and thousands = "."'),
         ("", "1 234", '"1 234" would be 1234 with thousands = " "'),
-        (
-            'decimal = ","',
-            "1,234",
-            '"1,234" would be 1234 with decimal = "." and thousands = ",", or 1.234 with thousands',
-        ),
+        ('decimal = ","', "1,234", '"1,234" would be 1234 with decimal = "." and thousands = ",", or 1.234 with tho'),
+        ('decimal = ","', "1.234,5", '"1.234,5" would be 1234.5 with thousands = "."'),
         ('thousands = ","', "12,34", '"12,34" would be 12.34 with decimal = "," and thousands = ""'),
         ('thousands = ","', "1,2345", '"1,2345" would be 1.2345'),
         ("", "<5", '"<5" would be 5 with censored = "limit"'),
@@ -347,9 +330,8 @@ def test_booleans_of_parquet_and_rules_for_missing_ones(table, tmp_path):
     by = TableSchema.parse(f'{BOOLEAN}type = "boolean"\nmissing = "indicator"\n')
     read = table("smoker,died\nTrue,0\n,1\nmaybe,1\nNA,0\nf,t\n", by)
     assert (read.x.tolist(), read.y.tolist()) == ([[1, 0], [0, 1], [0, 1], [0, 0]], [0, 1, 0, 1])
-    assert [str(error) for error in read.errors] == [
-        "column 'smoker': not one of its values, 1 record dropped: row 4 (maybe)"
-    ]
+    (error,) = read.errors
+    assert str(error) == "column 'smoker': not one of its values, 1 record dropped: row 4 (maybe)"
     filled = TableSchema.parse(f'{BOOLEAN}type = "boolean"\nmissing = {{value = true}}\n')
     assert table("smoker,died\n,1\n", filled).x.tolist() == [[1]]
     assert TableSchema.parse(str(filled)) == filled
