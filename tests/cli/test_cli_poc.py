@@ -23,17 +23,8 @@ from coterie.privacy import read_ledger
 
 DONE = "Ctrl-C ends everything"
 #: Settings of a run whose clients mask their updates.
-MASKED = {
-    "strategy": "ifca",
-    "clusters": 2,
-    "rounds": 2,
-    "samples-per-client": 0,
-    "privacy-unit": "client",
-    "mechanism": "secure",
-    "epsilon": 50,
-    "delta": 1e-3,
-    "evaluate": "off",
-}
+MASKED = {"strategy": "ifca", "clusters": 2, "rounds": 2, "samples-per-client": 0, "privacy-unit": "client"}
+MASKED |= {"mechanism": "secure", "epsilon": 50, "delta": 1e-3, "evaluate": "off"}
 #: Three of ten clients drop out of every round: one before its vector is sent, two after it. One leaks in the last one.
 DROPOUT = {"rounds": 2, "lost": [1], "gone": [4, 7], "leak": 2}
 poc = import_module("coterie.deploy.commands.poc")  # the package has the function by this name

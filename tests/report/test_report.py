@@ -28,45 +28,18 @@ from coterie.report.runs import ReportError, read_run
 from coterie.report.sites import read_sites
 from coterie.results import Diagnostics, Outcome
 
-CERTIFICATE: dict[str, Any] = {
-    "unit": "client",
-    "adjacency": "add/remove one client",
-    "mechanism": "joint",
-    "certified": True,
-    "reasons": [],
-    "epsilon": 7.993,
-    "epsilon_budget": 8.0,
-    "delta": 2e-5,
-    "epsilon_participation_visible": 24.61,
-    "sampler": "poisson",
-    "rounds": 4,
-    "charges": 4,
-    "charged": [{"sampler": "poisson", "sampling_rate": 0.2, "noise_multiplier": 1.0825, "charges": 4}],
-    "accountant": "dp-accounting 0.6.0, PLD",
-    "accountants": {"pld": 7.993, "rdp": 9.4321},
-    "outside": ["Hyperparameters were chosen on other runs."],
-    "public_inputs": {"clients": 500, "clusters": 3, "noise_multiplier_counts": None},
-    "tuned_outside": {"lr": 0.25, "model": "mlp-32"},
-}
-RESULT: dict[str, Any] = {
-    "strategy": "ifca",
-    "dataset": "digits",
-    "seed": None,
-    "accuracy": 0.8124,
-    "worst_group_accuracy": 0.7312,
-    "group_accuracy": [0.8936, 0.7312],
-    "clustering_accuracy": 0.9876,
-    "groups_found": 1,
-    "groups": 2,
-    "epsilon": 7.993,
-    "delta": 2e-5,
-    "certified": True,
-    "rounds": 4,
-    "seconds_total": 250.0,
-    "seconds_training": 200.0,
-    "seconds_per_round": 50.0,
-    "peak_rss_mb": 512.4,
-}
+CERTIFICATE: dict[str, Any] = {"unit": "client", "adjacency": "add/remove one client", "mechanism": "joint"}
+CERTIFICATE |= {"certified": True, "reasons": [], "epsilon": 7.993, "epsilon_budget": 8.0, "delta": 2e-5}
+CERTIFICATE |= {"epsilon_participation_visible": 24.61, "sampler": "poisson", "rounds": 4, "charges": 4}
+CERTIFICATE |= {"charged": [{"sampler": "poisson", "sampling_rate": 0.2, "noise_multiplier": 1.0825, "charges": 4}]}
+CERTIFICATE |= {"accountant": "dp-accounting 0.6.0, PLD", "accountants": {"pld": 7.993, "rdp": 9.4321}}
+CERTIFICATE |= {"outside": ["Hyperparameters were chosen on other runs."]}
+CERTIFICATE |= {"public_inputs": {"clients": 500, "clusters": 3, "noise_multiplier_counts": None}}
+CERTIFICATE |= {"tuned_outside": {"lr": 0.25, "model": "mlp-32"}}
+RESULT: dict[str, Any] = {"strategy": "ifca", "dataset": "digits", "seed": None, "accuracy": 0.8124}
+RESULT |= {"worst_group_accuracy": 0.7312, "group_accuracy": [0.8936, 0.7312], "clustering_accuracy": 0.9876}
+RESULT |= {"groups_found": 1, "groups": 2, "epsilon": 7.993, "delta": 2e-5, "certified": True, "rounds": 4}
+RESULT |= {"seconds_total": 250.0, "seconds_training": 200.0, "seconds_per_round": 50.0, "peak_rss_mb": 512.4}
 WITHOUT_PRIVACY = {"unit": "none", "certified": False, "reasons": ["privacy-unit = none"], "epsilon": None}
 
 
