@@ -33,12 +33,6 @@ def test_piped_output_is_not_cut(coterie, monkeypatch, words):
             assert value is None or " ".join(str(value).split()) in " ".join(line.split())
 
 
-def test_a_download_command_can_be_copied(coterie, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    lines = coterie("datasets")[1].splitlines()
-    assert any("coterie datasets --download mnist --data-dir DIR" in line for line in lines)
-
-
 @for_rows("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys"), ("bench",)])
 @for_rows("columns", [80, 40])
 def test_nothing_is_cut_or_broken_on_a_narrow_terminal(coterie, monkeypatch, words, columns):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from kit.tables import for_rows
 
-import coterie.datasets
 from coterie.datasets import DataError, Partition, Source, assign_groups, federate, parse_groups
 
 
@@ -201,19 +200,6 @@ def test_the_transform_comes_after_the_shift_once(numbered):
     doubled = federate(numbered(True), Partition(clients=4, groups="4", shift="none"), transform=double)
     assert sorted(doubled.shard(0).x[:, 0, 0, 0]) == [2 * (2 * i - 1) for i in range(100)]
     assert doubled.shard(0).test.x[:, 0, 0, 0].tolist() == [2 * (2 * i - 1) for i in range(8)]
-
-
-def test_digits_default():
-    federation = federate("digits", Partition(clients=500))
-    assert (federation.num_groups, federation.num_classes, federation.input_shape) == (4, 10, (1, 8, 8))
-    shards = [federation.shard(i) for i in range(500)]
-    assert {len(s.y) for s in shards} == {11, 12}
-    for group in range(4):
-        mine = [s for s in shards if s.group == group]
-        assert sum(len(s.y) for s in mine) == 1400
-        upright = np.rot90(np.concatenate([pixels(s.x) for s in mine]), -group, axes=(2, 3)).sum(0)
-        np.testing.assert_allclose(upright, coterie.datasets.load("digits").train_x.sum(0), rtol=1e-4)
-    assert shards[0].test.x.shape == (397, 1, 8, 8)
 
 
 def test_a_negative_seed_is_refused():

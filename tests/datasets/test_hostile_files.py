@@ -330,13 +330,8 @@ def itself(path):
     path.symlink_to(path)
 
 
-SPECIAL = {
-    "named pipe": fifo,
-    "socket": unix_socket,
-    "endless device": linked("/dev/zero"),
-    "terminal": linked("/dev/tty"),
-    "folder": lambda path: path.mkdir(),
-}
+SPECIAL = {"named pipe": fifo, "socket": unix_socket, "endless device": linked("/dev/zero")}
+SPECIAL |= {"terminal": linked("/dev/tty"), "folder": lambda path: path.mkdir()}
 
 
 def picture(name, make):
@@ -511,17 +506,9 @@ def test_of_a_long_gif_the_first_frame_is_read(tmp_path, make, number_of_parts):
     assert len(twice) == 2
 
 
-FORMATS = {
-    "PNG": {},
-    "BMP": {},
-    "GIF": {},
-    "WEBP": {"lossless": True, "method": 0},
-    "TIFF": {},
-    "TIFF of LZW": {"compression": "tiff_lzw"},
-    "TIFF of deflate": {"compression": "tiff_adobe_deflate"},
-    "JPEG": {"quality": 100},
-    "JPEG in steps": {"quality": 100, "progressive": True},
-}
+FORMATS = {"PNG": {}, "BMP": {}, "GIF": {}, "WEBP": {"lossless": True, "method": 0}, "TIFF": {}}
+FORMATS |= {"TIFF of LZW": {"compression": "tiff_lzw"}, "TIFF of deflate": {"compression": "tiff_adobe_deflate"}}
+FORMATS |= {"JPEG": {"quality": 100}, "JPEG in steps": {"quality": 100, "progressive": True}}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -72,13 +72,9 @@ def test_by_numbers_of_records_a_step_of_three_hospitals_is_that_of_all_records(
         "equal": [],
         "one": ["--data-dir", tmp_path / "all", "--set", f"table-schema={tmp_path / 'plain.toml'}", "--clients", 1],
     }.items():
-        words = [*words, "--rounds", 1, "--out", tmp_path / name, "--set", "seed=0", "--set", "model=mlp-32"]
-        fit = [
-            word
-            for setting in ("batch-size=1000", "local-epochs=1", "lr=0.5", "sampling-rate=1")
-            for word in ("--set", setting)
-        ]
-        status, _, err = coterie(*run_words(path, *words, *fit, "--set", "evaluate=off"))
+        settings = ("seed=0", "model=mlp-32", "batch-size=1000", "local-epochs=1", "lr=0.5", "sampling-rate=1")
+        words += ["--rounds", 1, "--out", tmp_path / name, *(f"--set={each}" for each in settings)]
+        status, _, err = coterie(*run_words(path, *words, "--set", "evaluate=off"))
         assert status == 0, err
         models[name] = np.concatenate([p.detach().ravel().numpy() for p in load(tmp_path / name)[0].parameters()])
     np.testing.assert_allclose(models["records"], models["one"], atol=1e-5)
@@ -188,11 +184,8 @@ def test_a_check_counts_the_records_of_each_site(coterie, tmp_path):
     path = written(tmp_path, rows_of()[:-1])
     words = ["data", "check", path, "--schema", tmp_path / "schema.toml"]
     assert "sites: Ankara 40, Bursa 40, Izmir 39" in coterie(*words)[1]
-    assert json.loads(coterie(*words, "--json")[1])["files"][str(path)]["sites"] == {
-        "Ankara": 40,
-        "Bursa": 40,
-        "Izmir": 39,
-    }
+    found = json.loads(coterie(*words, "--json")[1])["files"][str(path)]
+    assert found["sites"] == {"Ankara": 40, "Bursa": 40, "Izmir": 39}
     written(tmp_path, [[30, "no"]], heads=("age", "outcome"))
     assert "the records of one client" in coterie(*words)[1]
     written(tmp_path, heads=("Hospital", "age", "outcome"))

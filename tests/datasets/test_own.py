@@ -129,10 +129,8 @@ def test_channels_and_sizes_of_images(tmp_path):
     assert fractions.x.min() == -1
     assert fractions.x.max() == 1
     colours, y = images(shape=(3, 6, 5))
-    assert_same(
-        shard(write_pictures(tmp_path / "e", colours, y), (3, 6, 5)),
-        shard(write_npz(tmp_path / "f", colours, y), (3, 6, 5)),
-    )
+    pictures = shard(write_pictures(tmp_path / "e", colours, y), (3, 6, 5))
+    assert_same(pictures, shard(write_npz(tmp_path / "f", colours, y), (3, 6, 5)))
     resized = shard(tmp_path / "e", (1, 12, 10))
     assert resized.x.shape[1:] == (1, 12, 10)
     assert len(resized.y) == len(shard(tmp_path / "e", (3, 6, 5)).y)  # who is held out is nobody's to choose
@@ -402,9 +400,8 @@ def test_a_federation_of_files(tmp_path):
     assert own_federation(str(tmp_path), 3, known, features("pool2")) is data
     with pytest.raises(DataError, match="client 3 does not exist; there are 3 clients"):
         data.shard(3)
-    with pytest.raises(
-        DataError, match=r"has no data for client 3 of 4 \(clients = 4\); expected client-3.npz, client-3.csv"
-    ):
+    missing = r"has no data for client 3 of 4 \(clients = 4\); expected client-3.npz, client-3.csv"
+    with pytest.raises(DataError, match=missing):
         own_federation(str(tmp_path), 4, known, None).shard(3)
     with pytest.raises(DataError, match="requires the folder of the clients' data: --data-dir"):
         own_federation(None, 3, known, None)
@@ -413,9 +410,7 @@ def test_a_federation_of_files(tmp_path):
     write_npz(tmp_path / "client-1", x, y)
     with pytest.raises(DataError, match=r"client-1\.npz and client-1\.csv; keep one"):
         own_federation(str(tmp_path), 2, known, None).shard(1)
-    assert len(
-        own_federation(str(tmp_path), 2, known, None).shard(0).y
-    )  # the other client's data are as good as before
+    assert len(own_federation(str(tmp_path), 2, known, None).shard(0).y)  # the other client's are as good as before
 
 
 # ---- deployed clients: records that do not fit -----------------------------------------------------------------------

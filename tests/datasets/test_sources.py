@@ -10,22 +10,14 @@ from coterie.datasets import DATASETS, DataError, Source, download, load
 
 
 def small_source(**changes):
-    arguments = {
-        "name": "small",
-        "train_x": np.zeros((3, 1, 2, 2), np.float32),
-        "train_y": np.array([0, 1, 0]),
-        "test_x": np.zeros((1, 1, 2, 2), np.float32),
-        "test_y": np.array([1]),
-        "num_classes": 2,
-    }
-    return Source(**(arguments | changes))
+    images = {"train_x": np.zeros((3, 1, 2, 2), np.float32), "test_x": np.zeros((1, 1, 2, 2), np.float32)}
+    labels = {"train_y": np.array([0, 1, 0]), "test_y": np.array([1]), "num_classes": 2}
+    return Source(**{"name": "small", **images, **labels, **changes})
 
 
 def test_unknown_names_get_the_nearest():
-    with pytest.raises(
-        DataError,
-        match=r"'FashionMNIST'; did you mean 'fashion-mnist'\? .* digits, emnist, fashion-mnist, femnist, lines-easy",
-    ):
+    words = r"'FashionMNIST'; did you mean 'fashion-mnist'\? .* digits, emnist, fashion-mnist, femnist, lines-easy"
+    with pytest.raises(DataError, match=words):
         load("FashionMNIST")
     with pytest.raises(DataError, match="did you mean 'digits'"):
         download("digit", "/nowhere")
@@ -75,28 +67,17 @@ def test_impossible_sources_are_refused(changes, complaint):
 
 
 def tokens(**changes):
-    arguments = {
-        "train_x": np.array([[0, 1], [1, 2], [2, 2], [2, 0]]),
-        "train_y": np.array([2, 2, 0, 1]),
-        "test_x": np.array([[1, 1], [0, 0]]),
-        "test_y": np.array([0, 0]),
-        "num_classes": 3,
-        "train_owner": np.array([0, 0, 1, 1]),
-        "test_owner": np.array([1, 0]),
-    }
-    return small_source(**(arguments | changes))
+    train = {"train_x": np.array([[0, 1], [1, 2], [2, 2], [2, 0]]), "train_y": np.array([2, 2, 0, 1])}
+    test = {"test_x": np.array([[1, 1], [0, 0]]), "test_y": np.array([0, 0]), "num_classes": 3}
+    owners = {"train_owner": np.array([0, 0, 1, 1]), "test_owner": np.array([1, 0])}
+    return small_source(**{**train, **test, **owners, **changes})
 
 
 def test_kinds_of_examples_and_owners():
     assert (small_source().kind, small_source().owners) == ("images", 0)
     assert (tokens().kind, tokens().owners) == ("tokens", 2)
-    lines = small_source(
-        train_x=np.zeros((3, 5), np.float32),
-        train_y=np.zeros(3, np.float32),
-        test_x=np.zeros((1, 5), np.float32),
-        test_y=np.zeros(1, np.float32),
-        num_classes=0,
-    )
+    shapes = {"train_x": (3, 5), "train_y": 3, "test_x": (1, 5), "test_y": 1}
+    lines = small_source(**{name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, num_classes=0)
     assert (lines.kind, lines.num_classes) == ("vectors", 0)
     with pytest.raises(DataError, match="test_x and test_y: a value is not finite"):
         small_source(**{**vars(lines), "test_y": np.array([np.inf], np.float32)})
@@ -107,7 +88,7 @@ def test_kinds_of_examples_and_owners():
     [
         (
             {"train_x": np.array([[0, 1], [1, 2], [2, 3], [2, 0]])},
-            r"tokens span 0..3; allowed: 0..num_classes-1, and num_classes is 3",
+            "span 0..3; allowed: 0..num_classes-1, and num_classes is 3",
         ),
         ({"test_x": np.array([[1, -1], [0, 0]])}, r"test_x and test_y: tokens span -1..1"),
         ({"test_x": np.zeros((2, 2), np.float32)}, r"train tokens are \(2,\), test vectors \(2,\)"),
@@ -119,10 +100,7 @@ def test_kinds_of_examples_and_owners():
         ({"train_owner": np.array([0, 0, 1, 1.0])}, "not float64"),
         ({"train_owner": np.array([0, 0, 2, 2])}, r"train_owner spans 0..2; each owner 0..2 needs rows"),
         ({"train_owner": np.array([-1, 0, 1, 1])}, r"train_owner spans -1..1"),
-        (
-            {"test_owner": np.array([0, 0])},
-            r"test_owner spans 0..0; each owner 0..1 needs rows of training and of test",
-        ),
+        ({"test_owner": np.array([0, 0])}, "test_owner spans 0..0; each owner 0..1 needs rows of training and of test"),
         ({"test_owner": np.array([1, 2])}, r"test_owner spans 1..2; each owner 0..1"),
     ],
 )
@@ -158,10 +136,6 @@ def test_importing_the_room_imports_neither_torch_nor_our_other_rooms():
         "print(*[m for m in sys.modules if m in ('torch', 'torchvision') or m.startswith('coterie.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {name.split(".")[1] for name in done.stdout.split() if "." in name} == {
-        "datasets",
-        "fields",
-        "files",
-        "tasks",
-    }
+    rooms = {name.split(".")[1] for name in done.stdout.split() if "." in name}
+    assert rooms == {"datasets", "fields", "files", "tasks"}
     assert not {"torch", "torchvision"} & set(done.stdout.split())

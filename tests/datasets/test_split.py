@@ -309,9 +309,7 @@ def test_rows_of_a_level_are_drawn_and_shuffled_by_the_seed(named):
     half = plain(name, clients=10, label_skew="non-iid:0.5").shard(0)
     places = np.flatnonzero(half.y == 0) / len(half.y)
     assert abs(places.mean() - 0.5) < 5 / np.sqrt(12 * len(places))
-    drawn = [
-        rows(plain(n, clients=20, label_skew="non-iid:1", seed=seed).shard(0)) for n, seed in ((name, 1), (name, 2))
-    ]
+    drawn = [rows(plain(name, clients=20, label_skew="non-iid:1", seed=seed).shard(0)) for seed in (1, 2)]
     assert set(drawn[0]) != set(drawn[1])
     for own in drawn:
         tests = np.flatnonzero(np.array(own) < 0) / len(own)
@@ -477,9 +475,8 @@ def test_clients_keep_their_groups_beside_those_set_aside(named):
 
 
 def test_tokens_and_vectors_pass_as_they_are(named):
-    source = Source(
-        "chars", np.array([[0, 5], [3, 9]] * 4), np.arange(8), np.array([[1, 1]]), np.array([2]), 10, reuse=True
-    )
+    train, test = (np.array([[0, 5], [3, 9]] * 4), np.arange(8)), (np.array([[1, 1]]), np.array([2]))
+    source = Source("chars", *train, *test, 10, reuse=True)
     federation = plain(named(source), clients=2)
     shard = federation.shard(0)
     assert (shard.x.dtype, shard.y.dtype, federation.input_shape) == (np.int64, np.int64, (2,))
@@ -494,7 +491,6 @@ def test_tokens_and_vectors_pass_as_they_are(named):
 @pytest.mark.parametrize("transform", [lambda x: x[:, :, ::2], lambda x: x[:, :1], lambda x: x.copy()])
 def test_features_of_what_is_no_image_are_refused(transform):
     plain("lines-easy", clients=2, transform=lambda x: x)
-    with pytest.raises(
-        DataError, match="features require images, but lines-easy contains vectors; use features 'none'"
-    ):
+    words = "features require images, but lines-easy contains vectors; use features 'none'"
+    with pytest.raises(DataError, match=words):
         plain("lines-easy", clients=2, transform=transform)

@@ -16,12 +16,6 @@ def text(tokens):
     return "".join((ALPHABET + "¤")[token] for token in tokens)
 
 
-def test_the_alphabet_is_printable_and_without_repetition():
-    assert len(set(ALPHABET)) == len(ALPHABET) == 65
-    assert all(character == "\n" or character.isprintable() for character in ALPHABET)
-    assert DATASETS["shakespeare"].num_classes == 66
-
-
 def test_windows_of_each_speaker(tmp_path):
     """Bob's two speeches are one text; Carol says too little; é is no character of the alphabet."""
     bob = "abcé" * 30

@@ -156,10 +156,3 @@ def test_each_group_has_its_line(groups):
             np.testing.assert_allclose([slope, intercept], LINES[shard.group], atol=0.02)  # 5 standard errors: 0.018
     if groups == "4:2:1:1":
         assert np.bincount(federation.group_of).tolist() == [8, 4, 2, 2]
-
-
-def test_lines_are_well_separated():
-    for i, (slope, intercept) in enumerate(LINES):
-        for other_slope, other_intercept in LINES[:i]:
-            gap = (slope - other_slope) ** 2 / 3 + (intercept - other_intercept) ** 2  # mean squared, x in [-1, 1]
-            assert gap >= 4
