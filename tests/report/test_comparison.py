@@ -26,13 +26,8 @@ VALUES = {
 
 def seeded(folder, strategy, seed, values=VALUES[("ifca", 0)], **changes):
     accuracy, worst, clustering, epsilon, seconds = values
-    result = RESULT | {
-        "accuracy": accuracy,
-        "worst_group_accuracy": worst,
-        "clustering_accuracy": clustering,
-        "seconds_total": seconds,
-        "seed": seed,
-    }
+    result = RESULT | {"accuracy": accuracy, "worst_group_accuracy": worst, "clustering_accuracy": clustering}
+    result |= {"seconds_total": seconds, "seed": seed}
     certificate = changes.pop("certificate", CERTIFICATE | {"epsilon": epsilon})
     make_run(folder, strategy=strategy, result=changes.pop("result", result), certificate=certificate)
     changes = {"evaluate": "diagnostic", **changes}
@@ -162,59 +157,42 @@ def test_conditions_are_of_settings():
     assert set(configuration._USED) | set(configuration._OFF) <= {each.key for each in SETTINGS.values()}
 
 
+RECORD = {"privacy_unit": "record", "samples_per_client": 10}
+
+
 @for_rows(
-    ("config", "used", "unused"),
+    ("changes", "used", "unused"),
     [
-        (of(), {"epsilon", "mechanism", "reseed-every", "clip-norm"}, {"loss-bound", "identifiers", "evaluate-noise"}),
+        ({}, "epsilon mechanism reseed-every clip-norm", "loss-bound identifiers evaluate-noise participation"),
+        ({"privacy_unit": "none"}, "lr clusters divisor", "epsilon delta clip-norm mechanism accountant"),
+        ({"strategy": "fedavg"}, "epsilon", "clusters reseed-every rebalance-min rebalance-train"),
+        ({"mechanism": "rr-slot"}, "identifiers", "participation"),
+        ({"mechanism": "banded"}, "participation", "identifiers"),
+        ({"strategy": "fedprox"}, "proximal-mu", ""),
+        ({"evaluate": "private"}, "evaluate-noise", "evaluate-clients"),
+        ({}, "evaluate-clients", "max-clusters"),
+        ({"clusters": 0}, "max-clusters", ""),
         (
-            of(privacy_unit="none"),
-            {"lr", "clusters", "divisor"},
-            {"epsilon", "delta", "clip-norm", "mechanism", "accountant"},
+            {"strategy": "rc-dpfl", "samples_per_client": 10},
+            "epsilon clip-norm weights components selection loss-bound",
+            "mechanism divisor loss-noise table-schema",
         ),
-        (of(strategy="fedavg"), {"epsilon"}, {"clusters", "reseed-every", "rebalance-min", "rebalance-train"}),
-        (of(mechanism="rr-slot"), {"identifiers"}, {"participation"}),
-        (of(), {"clip-norm"}, {"participation"}),
-        (of(mechanism="banded"), {"participation"}, {"identifiers"}),
-        (of(strategy="fedprox"), {"proximal-mu"}, set()),
-        (of(evaluate="private"), {"evaluate-noise"}, {"evaluate-clients"}),
-        (of(), {"evaluate-clients"}, {"max-clusters"}),
-        (of(clusters=0), {"max-clusters"}, set()),
-        (
-            of(strategy="rc-dpfl", samples_per_client=10),
-            {"epsilon", "clip-norm", "weights", "components", "selection", "loss-bound"},
-            {"mechanism", "divisor", "loss-noise", "table-schema"},
-        ),
-        (
-            of(strategy="fedavg", privacy_unit="record", samples_per_client=10),
-            {"weights", "first-batch-size"},
-            {"selection", "loss-bound", "loss-noise"},
-        ),
-        (
-            of(strategy="lcfl", privacy_unit="record", samples_per_client=10),
-            {"loss-bound", "loss-noise"},
-            {"selection"},
-        ),
-        (of(strategy="kfed"), {"clusters", "feature-range"}, {"model", "server-lr", "epsilon", "reseed-every"}),
+        ({"strategy": "fedavg", **RECORD}, "weights first-batch-size", "selection loss-bound loss-noise"),
+        ({"strategy": "lcfl", **RECORD}, "loss-bound loss-noise", "selection"),
+        ({"strategy": "kfed"}, "clusters feature-range", "model server-lr epsilon reseed-every"),
     ],
 )
-def test_only_settings_with_an_effect_are_used(config, used, unused):
-    found = used_settings(config)
-    assert used <= found.keys()
-    assert not unused & found.keys()
+def test_only_settings_with_an_effect_are_used(changes, used, unused):
+    found = used_settings(of(**changes))
+    assert set(used.split()) <= found.keys()
+    assert not set(unused.split()) & found.keys()
     assert not {each.key for each in SETTINGS.values() if each.place} & found.keys()
 
 
 CONFIGURATIONS = [
-    {},
-    {"mechanism": "rr-slot"},
-    {"mechanism": "banded"},
-    {"clip-norm": "adaptive"},
-    {"clusters": 0},
-    {"evaluate": "private"},
-    {"evaluate": "off"},
-    {"privacy-unit": "none"},
-    {"privacy-unit": "none", "aggregator": "krum"},
-    {"privacy-unit": "none", "aggregator": "median"},
+    *({}, {"mechanism": "rr-slot"}, {"mechanism": "banded"}, {"clip-norm": "adaptive"}, {"clusters": 0}),
+    *({"evaluate": "private"}, {"evaluate": "off"}, {"privacy-unit": "none"}),
+    *({"privacy-unit": "none", "aggregator": name} for name in ("krum", "median")),
     {"strategy": "rc-dpfl", "samples-per-client": 50, "clip-norm": "adaptive"},
     {"strategy": "lcfl", "privacy-unit": "record", "samples-per-client": 50},
     *({"strategy": name, "samples-per-client": 50} for name in STRATEGIES),
