@@ -134,13 +134,6 @@ def test_what_lies_beside_train_and_test(home, tmp_path):
     ]
 
 
-def test_other_tables_beside_train_are_left_out(tmp_path):
-    for name in ("train.csv", "ward-b.csv", "train.txt"):
-        touch(tmp_path / name, b"a,label\n1,0\n2,1\n")
-    records, _ = read(tmp_path, facts("own", "1", 2, columns="by-position"))
-    assert (len(records.y), records.left_out.files) == (2, 2)
-
-
 # ---- names of classes ------------------------------------------------------------------------------------------------
 
 CAFE = "caf\u00e9"

@@ -11,8 +11,6 @@ from kit.site_tables import label_column, number_column
 from coterie import load
 from coterie.datasets import DataError, Declared, SchemaError, TableSchema, facts, own_federation, read_table, tables
 from coterie.datasets.own import own_shard
-from coterie.server import RunConfig
-from coterie.server.data_origin import DataOrigin
 
 SITES = ("Ankara", "Bursa", "Izmir")
 PLAIN = "version = 1\n" + label_column("no", "yes") + number_column("age", 50, 15, 'missing = "drop"')
@@ -190,10 +188,3 @@ def test_a_check_counts_the_records_of_each_site(coterie, tmp_path):
     assert "the records of one client" in coterie(*words)[1]
     written(tmp_path, heads=("Hospital", "age", "outcome"))
     assert '[file.columns.hospital]\nname = "Hospital"' in coterie("data", "site", *words[2:])[1]
-
-
-def test_the_table_is_one_fingerprint(tmp_path):
-    values = {"dataset": "own", "data-dir": str(written(tmp_path)), "table-schema": str(tmp_path / "schema.toml")}
-    config = RunConfig({**values, "strategy": "fedavg", "clusters": 1})
-    assert config.data.clients == 3
-    assert list(DataOrigin.of(config).digests) == ["patients.csv"]

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard, write_parquet
+from kit.own_files import write_parquet
 from kit.site_tables import category_column, label_column, number_column
 from PIL import Image
 
@@ -62,19 +62,6 @@ def test_pyarrow_writes_and_reads_the_same(tmp_path):
     places = [*BY.columns[1].values, None]
     mine = [(x[0], places[int(np.argmax(x[1:]))], ["no", "yes"][int(y)]) for x, y in zip(table.x, table.y, strict=True)]
     assert sorted(mine) == sorted((row["age"], row["site"], row["outcome"]) for row in theirs)
-
-
-def test_every_way_of_reading_agrees(folder, coterie, tmp_path):
-    (tmp_path / "s.toml").write_text(SCHEMA)
-    known = facts("own", "", None, None, SCHEMA)
-    assert coterie("data", "check", folder, "--schema", tmp_path / "s.toml")[0] == 0
-    assert report(folder, Declared("vectors", known.shape, task_of(2), BY)).usable == 4
-    assert len(local_records(folder, known, None).x) == 4
-    own_federation.cache_clear()
-    shards = [own_federation(str(tmp_path), 1, known, None).shard(0)]
-    shards.append(read_shard(folder, known.shape, schema=BY, strict=False))
-    for shard in shards:
-        assert len(shard.y) + (0 if shard.test.y is shard.y else len(shard.test.y)) == 4
 
 
 def test_training_and_test_data_may_be_folders(folder, tmp_path):

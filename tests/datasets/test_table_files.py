@@ -1,15 +1,14 @@
 """Text tables as other programs write them: their records, and the report of lost ones."""
 
-import csv
 import gzip
 import re
 
 import numpy as np
 import pytest
-from kit.own_files import read_shard, write_parquet
+from kit.own_files import write_parquet
 from kit.site_tables import category_column, label_column, number_column
 
-from coterie.datasets import DataError, TableSchema, own_shard, read_table
+from coterie.datasets import DataError, TableSchema, read_table
 from coterie.datasets.text_tables import MAX_RECORD_LINES
 
 SCHEMA = 'version = 1\nignore = ["note"]\n' + label_column("no", "yes")
@@ -37,18 +36,6 @@ def table(tmp_path):
         return read_table(path, by or schema(), **options)
 
     return read
-
-
-def test_a_quoted_line_break_loses_no_record_of_a_class(tmp_path):
-    with open(tmp_path / "notes.csv", "w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(["age", "note", "crp", "outcome"])
-        for i in range(200):
-            note = "fever since Monday\ncough" if i % 2 else "stable"
-            out.writerow([40 + i % 40, note, i % 90, "yes" if i % 2 else "no"])
-    own_shard.cache_clear()
-    shard = read_shard(tmp_path / "notes.csv", (2,), schema=schema(), strict=False)
-    assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [100, 100]
 
 
 PASTED = "earlier values:\n40,none,3,no\n41,none,4,no\nend"
