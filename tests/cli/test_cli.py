@@ -46,10 +46,8 @@ def test_run_prints_one_json_document_and_leaves_a_run_folder(coterie, tmp_path)
     stored = tomllib.loads((folder / "config.toml").read_text())["config"]
     stored = {name.rpartition(".")[2]: value for name, value in flat(stored).items()}
     assert {**stored, "groups": int(stored["groups"])}.items() >= TINY.items()
-    assert [file.name for file in sorted((folder / "models").iterdir())] == [
-        "cluster-0.safetensors",
-        "cluster-1.safetensors",
-    ]
+    models = sorted(file.name for file in (folder / "models").iterdir())
+    assert models == ["cluster-0.safetensors", "cluster-1.safetensors"]
     assert "round    2/2" in err  # people read there while standard output carries JSON
     page = (folder / "report.html").read_text()
     assert page.lstrip().lower().startswith("<!doctype html>")
@@ -221,14 +219,12 @@ def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
 
 
 def own_files(folder, clients=3, side=4):
-    """Of the clients of a simulation; each in another form."""
+    """Of the clients of a simulation; the last one has test data of its own."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (clients, 40, side, side), np.uint8), np.arange(40) % 2
     folder.mkdir()
-    np.savez(folder / "client-0.npz", x=x[0], y=y)
-    header = ",".join(["label", *(f"pixel-{i}" for i in range(side * side))])
-    rows = np.concatenate([y[:, None], x[1].reshape(40, -1)], axis=1)
-    np.savetxt(folder / "client-1.csv", rows, "%d", ",", header=header, comments="")
+    for client in range(clients - 1):
+        np.savez(folder / f"client-{client}.npz", x=x[client], y=y)
     (folder / "client-2").mkdir()
     np.savez(folder / "client-2" / "train.npz", x=x[2][:30], y=y[:30])
     np.savez(folder / "client-2" / "test.npz", x=x[2][30:], y=y[30:])

@@ -118,6 +118,7 @@ def header_of(size):
     return b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + bytes(size)
 
 
+NAN_PAYLOADS = np.where(np.arange(12)[:, None] == 3, np.uint32(0x7FC0DEAD), 0).repeat(30, 1).astype("u4")
 NO_ARCHIVE = "is not a numpy archive of numeric arrays"
 #: The file, the complaint, and how many records a deployed client keeps; without a number, it rejects all.
 ARCHIVES = {
@@ -140,13 +141,7 @@ ARCHIVES = {
     "structures": (npz(x=npy(np.zeros(12, "i4,f4"))), "not a numeric type"),
     "complex numbers": (npz(x=npy(X.astype(complex))), "not a numeric type"),
     "dates": (npz(x=npy(X.astype("M8[s]"))), "not a numeric type"),
-    "NaN payloads": (
-        npz(
-            x=npy(np.where(np.arange(12)[:, None] == 3, np.uint32(0x7FC0DEAD), 0).repeat(30, 1).astype("u4").view("f4"))
-        ),
-        "record 3, .* has NaN",
-        11,
-    ),
+    "NaN payloads": (npz(x=npy(NAN_PAYLOADS.view("f4"))), "record 3, .* has NaN", 11),
     "labels of 1e300": (npz(y=npy(np.where(np.arange(12) == 3, 1e300, Y))), r"a label is 1e\+300", 11),
     "lzma": (npz(zipfile.ZIP_LZMA), "unsupported compression method 14"),
     "bzip2": (npz(zipfile.ZIP_BZIP2), "unsupported compression method 12"),

@@ -108,14 +108,7 @@ GREYS = {
     "16 bits": png(16, 0, of_16_bits(SHOWN)),
     "16 bits, a transparent grey": reserved_grey(),
     "16-bit TIFF": saved(Image.fromarray(SHOWN.astype(np.uint16) * 257), "TIFF"),
-    "16 bits and alpha": png(
-        16,
-        4,
-        [
-            np.stack([grey.astype(">u2") * 257, opacity.astype(">u2") * 257], axis=1).tobytes()
-            for grey, opacity in zip(GREY, alpha(0)[1], strict=True)
-        ],
-    ),
+    "16 bits and alpha": png(16, 4, of_16_bits(np.dstack([GREY, alpha(0)[1]]))),
     "turned": turned(),
     "TIFF": saved(Image.fromarray(SHOWN), "TIFF"),
     "CMYK TIFF": saved(Image.fromarray(SHOWN).convert("CMYK"), "TIFF"),
@@ -131,16 +124,9 @@ IN_COLOUR = {
     "WEBP": rgba(40, "WEBP", lossless=True, exact=True),
     "CMYK TIFF": saved(Image.fromarray(SHOWN_COLOURS).convert("CMYK"), "TIFF"),
     "a transparent colour": saved(Image.fromarray(alpha([1, 2, 3])[0]), transparency=(1, 2, 3)),
-    "16 bits": png(16, 2, [(row.astype(">u2") * 257).tobytes() for row in SHOWN_COLOURS]),
+    "16 bits": png(16, 2, of_16_bits(SHOWN_COLOURS)),
     "16 bits, a transparent colour": reserved_colour(),
-    "16 bits and alpha": png(
-        16,
-        6,
-        [
-            (np.dstack([*[channel[None] for channel in colours.T], opacity[None]]).astype(">u2") * 257).tobytes()
-            for colours, opacity in zip(*alpha(99), strict=True)
-        ],
-    ),
+    "16 bits and alpha": png(16, 6, of_16_bits(np.dstack(alpha(99)))),
     "palette": saved(Image.fromarray(SHOWN_COLOURS).quantize(64)),
 }
 

@@ -15,7 +15,8 @@ TEXT = f'version = 1\n{LABEL}[unit]\ncolumn = "patient"\n' + number_column("age"
 TEXT += category_column("sex", ["F", "M"]) + number_column("glucose", 5, 1, 'missing = "indicator"')
 TEXT += number_column("severity", 0, 1, "range = [0, 5]", 'missing = "mean"')
 SCHEMA = TableSchema.parse(TEXT)
-PLAIN = ["patient,age,sex,glucose,severity,died", "P1,70,M,5,2,yes", "P2,50,F,,,no"]
+HEAD = "patient,age,sex,glucose,severity,died"
+PLAIN = [HEAD, "P1,70,M,5,2,yes", "P2,50,F,,,no"]
 X = [[1, 0, 1, 0, 0, 2], [-1, 1, 0, 0, 1, 0]]
 #: The same two records as five hospitals write them, and what describes each file.
 SITES = {
@@ -31,35 +32,18 @@ SITES = {
     ),
     "units and decimal commas": (
         ["patient;age;sex;mg/dl;severity;died", "P1;70,0;M;90,09;2,0;yes", "P2;50;F;;;no"],
-        """[file]
-        decimal = ","
-        [file.columns.glucose]
-        name = "mg/dl"
-        factor = 0.0555""",
+        """file = {decimal = ",", columns = {glucose = {name = "mg/dl", factor = 0.0555}}}""",
     ),
     "dates": (
-        [
-            "patient,born,admitted,sex,glucose,severity,died",
-            "P1,31.12.1939,01.01.2010,M,5,2,yes",
-            "P2,01.01.1960,01.01.2010,F,,,no",
-        ],
-        """[file.columns.age]
-        name = "admitted"
-        since = "born"
-        date-format = "%d.%m.%Y"
-        factor = 0.002737909""",
+        [HEAD.replace("age", "born,admitted"), "P1,31.12.1939,01.01.2010,M,5,2,yes", "P2,01.01.1960,01.01.2010,F,,,no"],
+        """[file.columns]
+        age = {name = "admitted", since = "born", date-format = "%d.%m.%Y", factor = 0.002737909}""",
     ),
-    "an offset": (
-        ["patient,age,sex,glucose,severity,died", "P1,70,M,5,1,yes", "P2,50,F,,,no"],
-        "[file.columns.severity]\noffset = 1",
-    ),
+    "an offset": ([HEAD, "P1,70,M,5,1,yes", "P2,50,F,,,no"], "[file.columns.severity]\noffset = 1"),
     "another encoding, and other columns": (
-        ["patient,ward,age,sex,glucose,severity,died", "P1,Süd,70,m,5,2,yes", "P2,Süd,50,f,,,no"],
+        [HEAD.replace("patient", "patient,ward"), "P1,Süd,70,m,5,2,yes", "P2,Süd,50,f,,,no"],
         """ignore = ["ward"]
-        [file]
-        encoding = "latin-1"
-        [file.columns.sex]
-        values = {m = "M", f = "F"}""",
+        file = {encoding = "latin-1", columns = {sex = {values = {m = "M", f = "F"}}}}""",
     ),
 }
 
@@ -115,12 +99,9 @@ def test_a_site_without_a_column_declares_it(tmp_path):
     table = read_table(written(tmp_path, lines, "[file.columns.severity]\nabsent = true"), SCHEMA)
     assert table.x[:, 5].tolist() == [0, 0]
     assert table.missing == {"glucose": 1, "severity": 2}
-    table = read_table(
-        written(tmp_path, [line.replace(",5,", ",").replace(",,", ",").replace("glucose,", "") for line in lines],
-                "[file.columns]\nseverity = {absent = true}\nglucose = {absent = true}"),
-        SCHEMA,
-    )  # fmt: skip
-    assert table.x[:, 4].tolist() == [1, 1]  # the indicator
+    lines = [line.replace(",5,", ",").replace(",,", ",").replace("glucose,", "") for line in lines]
+    absent = "[file.columns]\nseverity = {absent = true}\nglucose = {absent = true}"
+    assert read_table(written(tmp_path, lines, absent), SCHEMA).x[:, 4].tolist() == [1, 1]  # the indicator
 
 
 @pytest.mark.parametrize(
@@ -161,11 +142,7 @@ def test_a_wrong_description_is_named_with_its_file(tmp_path, site, words):
     ],
 )
 def test_a_cell_that_cannot_be_converted_is_dropped_and_named(tmp_path, column, cell, what):
-    lines = [
-        "when,patient,age,sex,glucose,severity,died",
-        f"2019-01-01,P1,70,M,{cell},2,yes",
-        "2019-01-01,P2,50,F,,,no",
-    ]
+    lines = [f"when,{HEAD}", f"2019-01-01,P1,70,M,{cell},2,yes", "2019-01-01,P2,50,F,,,no"]
     ignored = "" if "since" in column else "ignore = ['when']\n"
     table = read_table(written(tmp_path, lines, f"{ignored}[file.columns.glucose]\n{column}"), SCHEMA)
     assert what in str(table.errors[0])
@@ -177,7 +154,7 @@ def test_dates_of_typed_files(tmp_path, kind):
     columns = {"patient": ["P1"], "born": [kind(1940, 1, 1)], "admitted": [kind(2010, 1, 1)], "sex": ["M"]}
     columns |= {"glucose": [5.0], "severity": [2.0], "died": ["yes"]}
     path = write_parquet(tmp_path / "client-0.parquet", columns)
-    (tmp_path / "client-0.site.toml").write_text(SITES["dates"][1].replace('date-format = "%d.%m.%Y"', ""))
+    (tmp_path / "client-0.site.toml").write_text(SITES["dates"][1].replace('date-format = "%d.%m.%Y", ', ""))
     assert read_table(path, SCHEMA).x[0, 0] == pytest.approx(1, abs=0.01)
 
 

@@ -47,11 +47,8 @@ def found(table):
 def test_a_workbook_is_the_same_table_as_text(workbook, tmp_path):
     (tmp_path / "t.csv").write_text("age,sex,outcome\n70,m,yes\n45.5,f,no\n60,f,yes\n")
     expected = read_table(tmp_path / "t.csv", schema())
-    for path in (
-        workbook(),
-        write_ods(tmp_path / "t.ods", [HEAD, *ROWS]),
-        write_xlsb(tmp_path / "t.xlsb", [HEAD, *ROWS]),
-    ):
+    rows = [HEAD, *ROWS]
+    for path in (workbook(), write_ods(tmp_path / "t.ods", rows), write_xlsb(tmp_path / "t.xlsb", rows)):
         table = read_table(path, schema())
         np.testing.assert_array_equal(table.x, expected.x)
         np.testing.assert_array_equal(table.y, expected.y)
@@ -101,11 +98,8 @@ def test_more_records_than_a_batch_keep_their_numbers(workbook, monkeypatch):
 @pytest.mark.parametrize(
     "cell",
     [
-        '<c t="e"><v>#REF!</v></c>',
-        "<c><f>1+1</f><v></v></c>",
-        "<c><f>1+1</f><v /></c>",
-        "<c><f>1+1</f></c>",
-        '<c><f t="shared" si="0"/></c>',
+        *('<c t="e"><v>#REF!</v></c>', "<c><f>1+1</f><v></v></c>", "<c><f>1+1</f><v /></c>"),
+        *("<c><f>1+1</f></c>", '<c><f t="shared" si="0"/></c>'),
     ],
 )
 def test_cells_without_a_value_are_missing_and_counted(workbook, monkeypatch, cell, block):
