@@ -44,19 +44,11 @@ WITHOUT_PRIVACY = {"unit": "none", "certified": False, "reasons": ["privacy-unit
 
 
 def metrics(number: int, **changes: Any) -> dict[str, Any]:
-    evaluated = number % 2 == 0
-    return {
-        "round": number,
-        "seconds": 0.5,
-        "epsilon": 2.0 * number - 0.007,
-        "histogram": [60.5, -1.25, 38.0],
-        "accuracy": 0.2 * number if evaluated else None,
-        "worst_group_accuracy": 0.1 * number if evaluated else None,
-        "group_accuracy": [0.1 * number, 0.24 * number] if evaluated else None,
-        "clustering_accuracy": 0.75 if evaluated else None,
-        "groups_found": 1 if evaluated else None,
-        "reseeded": [[0, 1]] if number == 2 else [],
-    } | changes
+    line = {"round": number, "seconds": 0.5, "epsilon": 2.0 * number - 0.007, "histogram": [60.5, -1.25, 38.0]}
+    scores = {"accuracy": 0.2 * number, "worst_group_accuracy": 0.1 * number, "clustering_accuracy": 0.75}
+    scores |= {"group_accuracy": [0.1 * number, 0.24 * number], "groups_found": 1}
+    scores = scores if number % 2 == 0 else dict.fromkeys(scores)
+    return {**line, **scores, "reseeded": [[0, 1]] if number == 2 else [], **changes}
 
 
 EXACT = ("accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found", "groups")
@@ -110,6 +102,14 @@ def make_run(
     return folder
 
 
+def amend(file: Path, values: dict[str, Any]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    file.write_text(file.read_text().replace(old, new))
+
+
 def page(*runs: Path, drawn: bool = False) -> str:
     """The page; figures are empty unless ``drawn``, since their text takes most of the time."""
     with pytest.MonkeyPatch.context() as patched:
@@ -160,8 +160,7 @@ def test_a_finished_run_is_read_as_written(tmp_path):
 
 def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
     folder = make_run(tmp_path / "old")
-    config = folder / "config.toml"
-    config.write_text(config.read_text().replace("flwr =", "coterie = '0.1.0'\nflwr ="))
+    edit(folder / "config.toml", "flwr =", "coterie = '0.1.0'\nflwr =")
     with pytest.raises(ReportError, match=r"old was written by Coterie 0\.1\.0; this version reads folders of 0\.2"):
         read_run(folder)
 
@@ -318,10 +317,7 @@ def private_run(folder: Path) -> Path:
         for number in (1, 2, 3, 4)
     ]
     make_run(folder, lines=lines, result=result, noisy=True)
-    config = folder / "config.toml"
-    config.write_text(
-        config.read_text().replace("[versions]", "evaluate = 'private'\nevaluate-noise = 0.01\n[versions]")
-    )
+    edit(folder / "config.toml", "[versions]", "evaluate = 'private'\nevaluate-noise = 0.01\n[versions]")
     return folder
 
 
@@ -330,8 +326,7 @@ def test_estimates_of_a_histogram_stand_beside_the_error_of_their_noise(tmp_path
     names = ("roc_auc", "average_precision", "sensitivity_at_90", "brier", "positive_share")
     estimates = dict(zip(names, (0.834, 0.61, 0.55, 0.121, 0.2), strict=True))
     estimates |= {"errors": dict.fromkeys(names, 0.012), "calibration": [[0.1, 0.12, 0.5], [0.4, 0.3, 0.5]]}
-    file = folder / "result.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "estimates": estimates}))
+    amend(folder / "result.json", {"estimates": estimates})
     text = words(page(folder))
     values = ("Noisy area under ROC curve", "0.834", "± 0.012 by the noise")
     values += ("a constant has 0.160; predicted → observed in %: 10 → 12, 40 → 30",)
@@ -605,11 +600,9 @@ def with_sites(
     folder: Path, sites: Any, accuracy: Any, certificate: dict[str, Any] = WITHOUT_PRIVACY, **run: Any
 ) -> Path:
     make_run(folder, certificate=certificate, **run)
-    result, exact = folder / "result.json", folder / "diagnostics.json"
-    result.write_text(json.dumps(json.loads(result.read_text()) | {"sites": sites}))
+    amend(folder / "result.json", {"sites": sites})
     ids = list(range(len(accuracy))) if isinstance(accuracy, list) else accuracy
-    scores = {"client_accuracy": accuracy, "client_id": ids, "client_cluster": None}
-    exact.write_text(json.dumps(json.loads(exact.read_text()) | scores))
+    amend(folder / "diagnostics.json", {"client_accuracy": accuracy, "client_id": ids, "client_cluster": None})
     return folder
 
 
@@ -635,19 +628,14 @@ def test_sites_have_their_cluster_and_accuracy(tmp_path):
     assert rows == [["0", "1", "0.9"], ["1", "0", "0.5"], ["2", "", ""], ["3", "", "0.7"]]
 
 
-PERSONAL = {
-    "personal_accuracy": 0.9412,
-    "personal_worst_group_accuracy": 0.9321,
-    "personal_worst_client_accuracy": 0.5333,
-    "client_personal_accuracy": [0.95, 0.5333],
-}
+PERSONAL = {"personal_accuracy": 0.9412, "client_personal_accuracy": [0.95, 0.5333]}
+PERSONAL |= {"personal_worst_group_accuracy": 0.9321, "personal_worst_client_accuracy": 0.5333}
 
 
 @for_rows("certificate", [WITHOUT_PRIVACY, CERTIFICATE])
 def test_accuracies_of_personalised_models_stand_beside_those_of_released_ones(tmp_path, certificate):
     folder = with_sites(tmp_path / certificate["unit"], SITES[:2], [0.9, 0.5], certificate)
-    exact = folder / "diagnostics.json"
-    exact.write_text(json.dumps(json.loads(exact.read_text()) | PERSONAL))
+    amend(folder / "diagnostics.json", PERSONAL)
     html = page(folder)
     assert_shown(
         words(html),
@@ -690,9 +678,8 @@ def test_sites_of_another_form_are_refused(tmp_path_factory, sites, accuracy, re
 
 def test_exact_scores_of_evaluated_clients_have_their_ids(tmp_path):
     folder = make_run(tmp_path / "run", certificate=WITHOUT_PRIVACY)
-    exact = json.loads((folder / "diagnostics.json").read_text())
-    exact |= {"client_id": [4, 7], "client_accuracy": [0.25, 0.75], "client_cluster": [1, 0]}
-    (folder / "diagnostics.json").write_text(json.dumps(exact))
+    scores = {"client_id": [4, 7], "client_accuracy": [0.25, 0.75], "client_cluster": [1, 0]}
+    amend(folder / "diagnostics.json", scores)
     found = [(site.client, site.cluster, site.accuracy) for site in read_sites(read_run(folder))]
     assert found == [(4, 1, 0.25), (7, 0, 0.75)]
 
@@ -767,8 +754,7 @@ def test_a_method_without_clusters_has_none_on_its_page(tmp_path):
     folder = with_sites(
         tmp_path / "run", SITES, [0.9, 0.5, 0.7], CERTIFICATE, strategy="fedavg", result=result, lines=lines
     )
-    config = folder / "config.toml"
-    config.write_text(config.read_text().replace("clusters = 3", "clusters = 1"))
+    edit(folder / "config.toml", "clusters = 3", "clusters = 1")
     text = words(page(folder))
     assert [part for part in ("hidden groups,", "Clusters", "Cluster 0", "site cluster") if part in text] == []
     assert_shown(text, "500 clients, 1 model, 4 rounds", "site accuracy client 1 50.0 %")
