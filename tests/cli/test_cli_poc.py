@@ -25,6 +25,7 @@ DONE = "Ctrl-C ends everything"
 #: Settings of a run whose clients mask their updates.
 MASKED = {"strategy": "ifca", "clusters": 2, "rounds": 2, "samples-per-client": 0, "privacy-unit": "client"}
 MASKED |= {"mechanism": "secure", "epsilon": 50, "delta": 1e-3, "evaluate": "off"}
+UNPROTECTED = {"strategy": "fedavg", "clusters": 1, "privacy-unit": "none", "samples-per-client": 0}
 #: Three of ten clients drop out of every round: one before its vector is sent, two after it. One leaks in the last one.
 DROPOUT = {"rounds": 2, "lost": [1], "gone": [4, 7], "leak": 2}
 poc = import_module("coterie.deploy.commands.poc")  # the package has the function by this name
@@ -114,15 +115,8 @@ columns = [{name = "age", type = "number", mean = 55, scale = 15}]
 @pytest.mark.parametrize(
     ("settings", "has_budget", "guarantee"),
     [
-        ({}, False, "trusted-server"),
-        ({}, True, "record-level"),
-        (
-            {"strategy": "fedavg", "clusters": 1, "privacy-unit": "none", "samples-per-client": 0},
-            False,
-            "trusted-server",
-        ),
-        (MASKED, False, "masked-sums"),
-        (MASKED, True, "masked-sums"),
+        *(({}, False, "trusted-server"), ({}, True, "record-level"), (UNPROTECTED, False, "trusted-server")),
+        *((MASKED, False, "masked-sums"), (MASKED, True, "masked-sums")),
     ],
     ids=str,
 )

@@ -316,15 +316,6 @@ def test_another_sampler_in_between_ends_the_check(papers):
     assert any("cannot be composed" in problem for problem in found)
 
 
-def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(tmp_path):
-    plan = Joint(**NUMBERS, noise_multiplier=1.0, epsilon=50.0)
-    folder = written(tmp_path / "run", plan, PLANNED[:2])
-    rewrite(folder / "ledger.jsonl", 0, lambda header: (header.update(epsilon=0.5), header["plan"].update(epsilon=0.5)))
-    certify(folder)
-    (found,) = problems(folder)
-    assert "above the budget of 0.5" in found
-
-
 @for_rows(
     ("change", "part"),
     [

@@ -220,10 +220,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 def test_parquet_is_the_same_table(tmp_path, table):
     pyarrow = pytest.importorskip("pyarrow")
-    by, path = (
-        schema(('["alive", "dead"]', "[0, 1]"), ('["f", "m"]', '["f", "m"]\nmissing = {value = "m"}')),
-        tmp_path / "t.parquet",
-    )
+    path = tmp_path / "t.parquet"
+    by = schema(('["alive", "dead"]', "[0, 1]"), ('["f", "m"]', '["f", "m"]\nmissing = {value = "m"}'))
     expected = table("1,70,m,1", "2,,f,0", "3,45.5,,1", by=by)
     columns = {"id": ["a", "b", "c"], "age": [70, None, 45.5], "sex": ["m", "f", None], "outcome": [1, 0, 1]}
     forms = [
