@@ -47,7 +47,7 @@ def test_every_pointer_resolves():
     ("pointer", "there"),
     [
         ("client/handlers.py::train", False),
-        ("client/evaluation.py::evaluate", True),
+        ("client/local_evaluation.py::evaluate", True),
         ("client/no_file.py::train", False),
         ("__init__.py::PLANS", False),
         ("mechanisms/__init__.py::PLANS", True),

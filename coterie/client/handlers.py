@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
-from coterie.client import evaluation, points
+from coterie.client import local_evaluation, points
 from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.device import to_numpy
@@ -221,7 +221,7 @@ Handler = Callable[[Cohort], Sequence[ReplyOrError]]
 HANDLERS: dict[str, Handler] = {
     TRAIN: _train,
     LOSSES: _losses,
-    EVALUATE: evaluation.evaluate,
+    EVALUATE: local_evaluation.evaluate,
     GAN: points.gan,
     CENTROIDS: points.centroids,
     LABEL: points.label,

@@ -28,9 +28,9 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from coterie.client.budget import events_of_run, number_of_charge, spend, who_asked
 from coterie.client.cohort import Cohort
-from coterie.client.evaluation import reports
 from coterie.client.handlers import train_without_dp
 from coterie.client.identity import Client
+from coterie.client.local_evaluation import reports
 from coterie.client.masking_keys import MaskingKeys, check_keys
 from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError

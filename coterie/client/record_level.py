@@ -131,16 +131,17 @@ def _check_covered(cohort: Cohort, client: Client) -> None:
         PrivacyError: the request has a choice, losses or a histogram that the plan does not cover, or the run of a
             client with a budget has a seed.
     """
-    kind, plan, choice = cohort.request.message_type, cohort.plan(client.client_id), cohort.train_request.choice
-    if kind not in (TRAIN, LOSSES, EVALUATE) and cohort.federation.has_units:
+    message_type, choice = cohort.request.message_type, cohort.train_request.choice
+    plan = cohort.plan(client.client_id)
+    if message_type not in (TRAIN, LOSSES, EVALUATE) and cohort.federation.has_units:
         raise PrivacyError(
             "a method that clusters records protects single records, not the units that the schema declares"
         )
-    if kind == EVALUATE and (len(cohort.models) != 1 or cohort.federation.num_classes != 2):
+    if message_type == EVALUATE and (len(cohort.models) != 1 or cohort.federation.num_classes != 2):
         raise PrivacyError("a histogram of scores is of one model, for two classes")
-    if kind == EVALUATE and not isinstance(cohort.federation, OwnFederation):
+    if message_type == EVALUATE and not isinstance(cohort.federation, OwnFederation):
         raise PrivacyError("only clients' own data have held-out records of which no other client holds a copy")
-    if (kind == LOSSES or choice) and cohort.config.loss_bound is None:
+    if (message_type == LOSSES or choice) and cohort.config.loss_bound is None:
         raise PrivacyError("loss-bound is required for losses of records")
     if choice and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise PrivacyError("its plan does not cover the choice of a cluster by loss; use selection = gumbel")

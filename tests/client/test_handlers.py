@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import handlers
+from coterie.client import local_evaluation
 from coterie.client.answer import handle
 from coterie.client.cohort import Cohort, federation
 from coterie.client.identity import Client
@@ -75,9 +75,9 @@ def test_evaluation_is_on_held_out_data_of_the_own_group():
 
 
 def test_models_are_evaluated_once_per_test_set_until_they_change(monkeypatch):
-    evaluated, real = [], handlers.accuracies
-    monkeypatch.setattr(handlers, "accuracies", lambda *given: evaluated.extend(given[2]) or real(*given))
-    monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
+    evaluated, real = [], local_evaluation.accuracies
+    monkeypatch.setattr(local_evaluation, "accuracies", lambda *given: evaluated.extend(given[2]) or real(*given))
+    monkeypatch.setattr(local_evaluation, "_LATEST", local_evaluation._LatestModels())
     message, other = content()[0], content(k=2)[0]
     alone = [handle("evaluate", message, [Client(client)])[0]["diagnostics"] for client in range(8)]
     pairs = {(reply["group"], reply["cluster"]) for reply in alone}
@@ -92,10 +92,10 @@ def test_models_are_evaluated_once_per_test_set_until_they_change(monkeypatch):
 @pytest.mark.parametrize("extra", [{}, {"assign": "nearest"}, {"sampled": True}, {"sampled": True, "k": 1}])
 def test_evaluation_reads_few_pairs_and_equals_one_of_all_pairs(monkeypatch, tmp_path, extra):
     """The oracle evaluates every model on every test set, and picks the client's."""
-    monkeypatch.setattr(handlers, "MAX_SAMPLED_TESTS", 100)
-    monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
-    passes, real = [], handlers.accuracies
-    monkeypatch.setattr(handlers, "accuracies", lambda *given: passes.append(len(given[2])) or real(*given))
+    monkeypatch.setattr(local_evaluation, "MAX_SAMPLED_TESTS", 100)
+    monkeypatch.setattr(local_evaluation, "_LATEST", local_evaluation._LatestModels())
+    passes, real = [], local_evaluation.accuracies
+    monkeypatch.setattr(local_evaluation, "accuracies", lambda *given: passes.append(len(given[2])) or real(*given))
     message, _ = content(**{"clients-dir": str(tmp_path), **extra})
     if "assign" in extra:
         for client in range(6):

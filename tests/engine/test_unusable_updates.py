@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from coterie.client import handlers, masked_rounds
+from coterie.client import handlers, local_evaluation, masked_rounds
 from coterie.client.cohort import Cohort
 from coterie.engine.in_process import LocalGrid, MaskedGrid, SummingGrid
 from coterie.privacy.mechanisms import score_sums, secure
@@ -60,7 +60,7 @@ def spoil(monkeypatch, kind, value=0.0):
 
 def spoil_evaluation(monkeypatch, kind):
     """Let the evaluation of one client fail, or find no number; "loss": let no client have a finite loss."""
-    reports = handlers.reports
+    reports = local_evaluation.reports
 
     def spoiled(cohort):
         found = reports(cohort)
@@ -73,7 +73,7 @@ def spoil_evaluation(monkeypatch, kind):
                     report[SCORE_COUNTS] = [np.nan] * len(report[SCORE_COUNTS])
         return found
 
-    for module in (handlers, masked_rounds):
+    for module in (local_evaluation, masked_rounds):
         monkeypatch.setattr(module, "reports", spoiled)
     if kind == "loss":
         monkeypatch.setattr(Cohort, "losses", property(lambda self: np.full((len(self.clients), 1), np.inf)))
