@@ -168,7 +168,12 @@ def test_clusters_must_stand_out(clusterer):
         (-np.ones((3, 3)), "k-medoids", 2, "at least 0"),
         (np.triu(np.ones((3, 3)), 1), "k-medoids", 2, "symmetric"),
         (np.zeros((3, 2)), "hdbscan", None, r"shape \(n, n\)"),
-        (np.zeros((3, 3)), "k-means", 2, "dbscan, hdbscan, or module:function, not 'k-means'"),
+        (
+            np.zeros((3, 3)),
+            "k-means",
+            2,
+            "one of k-medoids, agglomerative, dbscan, hdbscan, or module:function, not 'k-means'",
+        ),
         (np.zeros((3, 3)), "dbscan", 2, "dbscan determines the number of clusters itself: set clusters to 0"),
         (np.zeros((3, 3)), "hdbscan", 2, "hdbscan determines the number of clusters itself"),
     ],

@@ -143,30 +143,33 @@ GOOD = {
 REFUSED = {
     "batch_norm": (
         lambda: flat(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)),
-        r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*without_batch_norm\(network\)",
+        r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.*models.without_batch_norm\(network\)",
     ),
     "mixing": (Mixing, "output 0 of an example changes with one other example; replace batch normalisation"),
     "dropout": (
         lambda: flat(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, CLASSES)),
-        "same examples differ; remove dropout",
+        "two calls with the same examples differ; remove dropout",
     ),
     "wide": (
         lambda: flat(nn.Linear(6, 7)),
-        r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each",
+        r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each of 4 classes",
     ),
-    "wrong_input": (lambda: flat(nn.Linear(7, CLASSES)), r"fails on examples of shape 6: RuntimeError: .*multiplied"),
+    "wrong_input": (
+        lambda: flat(nn.Linear(7, CLASSES)),
+        r"fails on examples of shape 6: RuntimeError: .*shapes cannot be multiplied",
+    ),
     "empty": (lambda: flat(), "has no parameters to train"),
     "lazy": (lambda: flat(nn.LazyLinear(CLASSES)), r"layer '1' \(LazyLinear\) has no shape before its first call"),
     "tuple": (lambda: nn.LSTM(6, CLASSES, batch_first=True), "returns tuple for 16 examples"),
     "frozen_at_random": (
         lambda: frozen(seeded=False),
-        "'1.weight' differs between two builds; .*same at every.*Generator",
+        "frozen parameter '1.weight' differs between two builds; .*same at every build.*Generator",
     ),
     "random_buffer": (lambda: Fourier(True, False), "buffer 'matrix' differs between two builds"),
     "random_hidden_buffer": (lambda: Fourier(False, False), "buffer 'matrix' differs between two builds"),
     "random_attribute": (
         lambda: Own([torch.randn(CLASSES)], lambda out, beside: out * beside[0]),
-        "another build of the same parameters computes other",
+        "another build of the same parameters computes other outputs; hold every tensor as",
     ),
     "counting": (Counting, "buffer 'calls' changes in a step of training; frozen"),
     "spectral": (
@@ -182,16 +185,19 @@ REFUSED = {
     "parallel": (lambda: nn.DataParallel(flat(nn.Linear(6, CLASSES))), "returns DataParallel; return its module"),
     "script": (
         lambda: torch.jit.trace(flat(nn.Linear(6, CLASSES)), torch.zeros(2, 6)),
-        "returns TorchScript; return the",
+        "returns TorchScript; return the torch.nn.Module",
     ),
-    "compiled": (lambda: torch.compile(flat(nn.Linear(6, CLASSES))), "returns a network of torch.compile; return the"),
+    "compiled": (
+        lambda: torch.compile(flat(nn.Linear(6, CLASSES))),
+        "returns a network of torch.compile; return the torch.nn.Module",
+    ),
     "views": (two_views, "'2.bias' and '3.bias' share memory"),
     "same": (lambda: SAME, "build a new network at each call"),
     "random_width": (random_width, "parameter '1.weight' has another name or shape at the next build"),
     "slow": (Slow, "in evaluation mode it computes other outputs than in training"),
     "detached": (
         lambda: Own(None, lambda out, beside: out.detach()),
-        "its outputs depend on none of .*: inner.weight, inner.bias",
+        "its outputs depend on none of its trainable parameters: inner.weight, inner.bias",
     ),
     "locked": (lambda: Own(threading.Lock()), "cannot be copied: cannot pickle .*lock.*; hold no locks"),
     "pruned": (
@@ -199,7 +205,10 @@ REFUSED = {
         "cannot be copied: .*in place of torch.nn.utils.weight_norm or prune",
     ),
     "computed": (lambda: Own(torch.ones(3, requires_grad=True) * 2), "cannot be copied: "),
-    "expanded": (lambda: Own(nn.Parameter(torch.ones(1).expand(3))), "'beside' is sparse, expanded, or .*; .*clone"),
+    "expanded": (
+        lambda: Own(nn.Parameter(torch.ones(1).expand(3))),
+        "'beside' is sparse, expanded, or of inference mode; .*clone",
+    ),
     "inference": (
         lambda: torch.inference_mode()(lambda: flat(nn.Linear(6, CLASSES)))(),
         "'1.weight' is sparse, expanded, or of inference mode",

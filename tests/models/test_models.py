@@ -113,7 +113,9 @@ def test_initialise_leaves_the_global_generator_alone():
 def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; did you mean 'mlp-32'\? Available: cnn-cells, "):
         build("mlp32", SHAPE, 10)
-    with pytest.raises(ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, "):
+    with pytest.raises(
+        ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, hog2, none, p"
+    ):
         features("pool")
 
 

@@ -327,7 +327,10 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         name = "peeking"
         row_wise = False
 
-    with pytest.raises(StrategyError, match="peeking supports privacy-unit none, not 'client': its labels depend on"):
+    with pytest.raises(
+        StrategyError,
+        match="peeking supports privacy-unit none, not 'client': its labels depend on the data of several clients",
+    ):
         Peeking(private(k=2))
     Peeking(nothing(num_clusters=2))
     with pytest.raises(PrivacyError, match="at most qM/k = 4"):
@@ -640,7 +643,9 @@ def test_sizes_of_other_clusters_are_forgotten():
 @pytest.mark.parametrize("key", ["redraw", "cluster", "choice", "record-plans", "round"])
 def test_a_configuration_changes_no_request(key):
     """Clients would execute what no plan has priced."""
-    with pytest.raises(StrategyError, match=f"the client configuration must not set {key}: the strategy sets"):
+    with pytest.raises(
+        StrategyError, match=f"the client configuration must not set {key}: the strategy sets these fields"
+    ):
         start(Stub(), nothing(), FedAvg, config={key: 1})
 
 
