@@ -160,11 +160,11 @@ def test_addresses(monkeypatch):
 
 
 @pytest.mark.parametrize("unit", ["client", "record", "none"])
-def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch, capfd, port, unit):
+def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch, caplog, capfd, port, unit):
     monkeypatch.setenv("COTERIE_LOG", "json")
     logger, scraped = logging.getLogger("flwr"), []
     monkeypatch.setattr(logger, "handlers", logger.handlers[:])
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    caplog.set_level(logging.INFO, logger.name)
     ended, told = RunFolder.certify, RunFolder.round_finished
 
     def round_finished(self, line):
