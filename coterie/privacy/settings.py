@@ -9,8 +9,8 @@ from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
 from coterie.fields.settings import Settings, setting
 from coterie.privacy.accounting import ACCOUNTANTS, certifies
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, PLANS, WEIGHTS
-from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS
+from coterie.privacy.schedule import DIVISORS
 
 _RECORD = ("privacy.privacy-unit", ("record",))
 

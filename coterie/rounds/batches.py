@@ -126,7 +126,7 @@ class MessageBatch:
     @property
     def _withheld(self) -> bool:
         """Whether participants are secret: in certified client-level runs."""
-        return self._run.plan.private and self._run.streams.secret and not self._run.plan.clients_keep_ledgers
+        return self._run.plan.hides_clients and self._run.streams.secret
 
     def recipient(self, message_id: str) -> int | None:
         """The client that received a message; None if there is none of this id."""

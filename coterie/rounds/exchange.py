@@ -164,7 +164,7 @@ class Exchange(Generic[C, R]):
         """
         batch, number = self.batch, self.request.round
         messages, silent = list(batch.messages.values()), set(batch.messages)
-        repeats = self._phase.trains and self._run.plan.unit != "client"
+        repeats = self._phase.trains and not self._run.plan.hides_clients
         required = math.ceil(min_replies * len(messages) - 1e-9) if repeats else 0
         for attempt in range(1, _ATTEMPTS + 1):
             for reply in send(grid, messages, timeout, self._contributions.partial):

@@ -189,7 +189,7 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
 
     def received(self, run: Run, reply: Reply) -> None:
         """Note the label, which is released with the sums; not at client level."""
-        if run.plan.unit != "client":
+        if not run.plan.hides_clients:
             run.statistics.labels[reply.client_id] = reply.label
 
     def container(self, run: Run, cohort: IntArray, number: int) -> Contributions:

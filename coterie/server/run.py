@@ -181,7 +181,7 @@ def _clusters_of(strategy: ClusteredStrategy, rounds: int, scores: Diagnostics) 
     At record level clients release their labels, or the server computes them from releases. Without privacy, they also
     report the label of the evaluated model. At client level only noisy sizes of clusters are released.
     """
-    if strategy.plan.unit == "client" or not strategy.clustered:
+    if strategy.plan.hides_clients or not strategy.clustered:
         return {}
     sites = dict(strategy.membership(rounds))
     if not strategy.plan.private:

@@ -296,7 +296,7 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
             of a run would reveal who is present.
     """
     registry = strategy.registry
-    required = session_begins or strategy.plan.unit != "client"
+    required = session_begins or not strategy.plan.hides_clients
     enough = registry.wait_for(grid, max(int(required), strategy.options.min_clients))
     if required and not registry.nodes:
         waited = "" if registry.plain_apps else f" after {registry.wait:g} s"
@@ -304,7 +304,7 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
             f"round {number}: no client is registered{waited}; nothing was charged for it, and "
             f"completed rounds are saved: {_to_do(registry)}, then resume"
         )
-    if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
+    if not enough and not (strategy.plan.hides_clients and strategy.ledger.charges):
         raise StrategyError(
             f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
             f"min-clients = {strategy.options.min_clients}; completed rounds are saved: {_to_do(registry)}, then resume"
@@ -367,7 +367,7 @@ def _check_divergence(run: Run, models: Models, number: int, done: int, diverged
             where rounds are released regardless of replies, the run goes on.
     """
     statistics = run.statistics
-    hopeless = run.plan.unit != "client" and done >= _HOPELESS and not statistics.accepted
+    hopeless = not run.plan.hides_clients and done >= _HOPELESS and not statistics.accepted
     if hopeless and any(reason.endswith(DIVERGED) for reason in statistics.dropped):
         raise StrategyError(f"round {number}: no client has sent a valid update")
     largest = float(np.abs(models).max(initial=0.0))
@@ -384,7 +384,7 @@ def _participation(strategy: ClusteredStrategy, number: int) -> dict[str, Any]:
         clients = {str(client): kind for client, kind in refusing.items()}
         strategy.options.audit("refusals", round=number, clients=clients)
     counts = run.statistics.next_round()
-    if run.plan.unit == "client":
+    if run.plan.hides_clients:
         return {}
     replies = counts["replies"]
     if replies["asked"] and not replies["accepted"]:

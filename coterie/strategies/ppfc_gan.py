@@ -117,7 +117,7 @@ class PPFCGAN(OneShot):
             check_gan(self.gan, self.shape)
         except ModelError as error:
             raise StrategyError(str(error)) from None
-        if self.plan.unit == "record" and not GANS[self.gan].records_apart:
+        if self.plan.clips_records and not GANS[self.gan].records_apart:
             raise StrategyError(
                 f"gan {self.gan} normalises over records, which DP-SGD does not support: use {self.gan}-gn"
             )
@@ -132,7 +132,7 @@ class PPFCGAN(OneShot):
     @property
     def gan(self) -> str:
         """The configured GAN, or one for the shape of the data."""
-        return self.settings.gan or gan_for(self.shape, private=self.plan.unit == "record")
+        return self.settings.gan or gan_for(self.shape, private=self.plan.clips_records)
 
     @property
     def encoder(self) -> str:

@@ -136,7 +136,7 @@ class ClusteredStrategy(FlowerHooks):
 
         Empty at client level, where labels are not released.
         """
-        if self.plan.unit == "client":
+        if self.plan.hides_clients:
             return {}
         assigned = self.assignments(number)
         return self.statistics.labels if assigned is None else assigned

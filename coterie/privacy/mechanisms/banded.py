@@ -44,10 +44,10 @@ from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors, row_errors
 from coterie.privacy.mechanisms.turns import InTurn
 from coterie.privacy.noise import check_noise
-from coterie.privacy.plan import PlanNumbers
 from coterie.privacy.preconditions import Precondition, of_banded
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
+from coterie.privacy.schedule import PlanNumbers
 
 #: Who knows which clients of a slot take part: everyone, or the server alone.
 PARTICIPATION = ("visible", "secret")

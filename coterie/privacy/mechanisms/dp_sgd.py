@@ -27,10 +27,11 @@ from coterie.privacy.accountants import Event
 from coterie.privacy.clipping import clip
 from coterie.privacy.contributions import Collected, Contributions
 from coterie.privacy.ledger import Ledger, Permit
-from coterie.privacy.plan import FOR_HISTOGRAM, LedgerHeader, Plan
+from coterie.privacy.plan import FOR_HISTOGRAM, Plan
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.releases import IntArray, MechanismOutput
+from coterie.privacy.schedule import LedgerHeader
 from coterie.privacy.score_histograms import BINS, CELLS, ScoreHistogram, deviation_of_client, finite_counts
 from coterie.privacy.statement import PricedRequest, Statement
 
@@ -71,6 +72,8 @@ class RecordLevel(Plan):  # large: what a server derives from the plans of all c
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler
     accountants: ClassVar[tuple[str, ...]] = RecordPlan.accountants
+    hides_clients: ClassVar[bool] = False
+    clips_records: ClassVar[bool] = True
     clients_keep_ledgers: ClassVar[bool] = True
     fixed_rounds: ClassVar[str] = "at record level every client keeps the plan of the first request in its own ledger"
     adapts_clipping: ClassVar[bool] = True

@@ -97,6 +97,7 @@ class NoPrivacy(Joint):
     mechanism: ClassVar[str] = "none"
     title: ClassVar[str] = "no noise, no clipping, no guarantee"
     unit: ClassVar[str] = "none"
+    hides_clients: ClassVar[bool] = False
     adapts_clipping: ClassVar[bool] = False
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
 
