@@ -34,7 +34,7 @@ def test_a_removed_name_is_refused(use, name):
 
 
 def test_the_documented_loss_is_the_likelihood_of_censored_times():
-    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "networks.md").read_text()
     code = re.search(r"^## Times until an event.*?```python\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     names = {}
     exec(code[1], names)

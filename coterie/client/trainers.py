@@ -1,4 +1,4 @@
-"""Training loops of users: arrays in, update out (docs/extending.md has the contract).
+"""Training loops of users: arrays in, update out (docs/networks.md has the contract).
 
 A trainer is a class. Each client has a new instance in each round, with a network and copies of arrays and records of
 its own, so that nothing of one client reaches another one, or a later round.

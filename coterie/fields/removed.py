@@ -2,7 +2,7 @@
 
 _TIMES = (
     "predict a class, such as an event within 90 days, or write a `loss` of your own for one number for each record "
-    "(docs/extending.md, Times until an event)"
+    "(docs/networks.md, Times until an event)"
 )
 _TABLES = "`coterie bench rr-table1` reproduces the tables of the paper"
 
@@ -50,7 +50,7 @@ REMOVED = {
     "record-diagnostics": "exact scores of private runs are in diagnostics.jsonl and the report",
     "recorders": "use coterie run --recorders, or COTERIE_RECORDERS in the environment of the ServerApp",
     "roster": "set COTERIE_ROSTER in the environment of the ServerApp",
-    "scheduler": "a trainer changes the step size from step to step (docs/extending.md)",
+    "scheduler": "a trainer changes the step size from step to step (docs/networks.md)",
     "selection-epsilon": "a choice of a cluster has epsilon 0.02",
     "server-momentum": "the server's optimizers have 0.9 with momentum, and 0 with adam",
     "task = survival": _TIMES,

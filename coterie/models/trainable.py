@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: What to do where frozen parameters or buffers are not constant.
 CONSTANT = (
     "frozen parameters and buffers must be constants, the same at every build and after training: load them from a "
-    "file, draw them by torch.Generator().manual_seed(0), or remove them (docs/extending.md)"
+    "file, draw them by torch.Generator().manual_seed(0), or remove them (docs/networks.md)"
 )
 
 

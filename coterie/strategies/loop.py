@@ -317,7 +317,7 @@ def _to_do(registry: ClientRegistry) -> str:
     if registry.plain_apps:
         return (
             f"the app of {registry.plain_apps} nodes is a ClientApp: replace it by a ClusteredClientApp "
-            "(docs/extending.md#an-existing-app)"
+            "(docs/existing-app.md)"
         )
     if not registry.silent:
         return "check the clients"

@@ -118,7 +118,7 @@ def check_client(
     charges: Callable[[], int] | None = None,
     skip: Collection[str] = (),
 ) -> None:
-    """Test a ClientApp against the contract of messages (docs/extending.md), without a network.
+    """Test a ClientApp against the contract of messages (docs/existing-app.md), without a network.
 
     Args:
         client_app: the app.

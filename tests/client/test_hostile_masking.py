@@ -70,16 +70,21 @@ class Stage:
         return self.server.run(self.step)
 
 
-@pytest.fixture(scope="module")
-def stages(pki, tmp_path_factory):
+def shared(make):
+    """What ``make`` returns for an argument, made once for all tests but that which ``ends`` it."""
     made = {}
 
-    def stage(step):
-        if step not in made:
-            made[step] = Stage(tmp_path_factory.mktemp("stage"), pki, step)
-        return made[step]
+    def get(argument, ends=False):
+        if argument not in made:
+            made[argument] = make(argument)
+        return made.pop(argument) if ends else made[argument]
 
-    return stage
+    return get
+
+
+@pytest.fixture(scope="module")
+def stages(pki, tmp_path_factory):
+    return shared(lambda step: Stage(tmp_path_factory.mktemp("stage"), pki, step))
 
 
 def calls_of(monkeypatch, name):
@@ -525,7 +530,7 @@ def test_shares_do_not_leave_without_signatures(stages, trained, name):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_honest_round_goes_on_after_all_attacks(stages, monkeypatch, step):
-    hidden, stage = Hidden.of_all(monkeypatch), stages(step)
+    hidden, stage = Hidden.of_all(monkeypatch), stages(step, ends=True)
     total = stage.finish()
     assert len(stage.sites.charges(VICTIM)) == 1
     if step in STEPS[:2]:
@@ -535,6 +540,7 @@ def test_the_honest_round_goes_on_after_all_attacks(stages, monkeypatch, step):
 # ---- evaluations -----------------------------------------------------------------------------------------------------
 
 SCORES = {"evaluations": 2, "evaluation_noise": 0.25, "histograms": 1, "histogram_noise": 20.0}
+PLAN_OF_SCORES = plan_of(CLIENTS, **SCORES)
 
 
 @pytest.fixture
@@ -544,10 +550,28 @@ def evaluated(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def scoring(pki, tmp_path_factory):
-    """Ten sites, of which all but the victim have sent their accuracies."""
-    sites = Sites(tmp_path_factory.mktemp("scoring"), pki, CLIENTS)
-    return Server(sites, plan_of(CLIENTS, **SCORES), 1, 1, release="accuracy")
+def evaluations(pki, tmp_path_factory):
+    """Ten sites before an evaluation, or those of which all but the victim have sent their accuracies."""
+
+    def evaluation(opened):
+        sites = Sites(tmp_path_factory.mktemp("scoring"), pki, CLIENTS)
+        server = Server(sites, PLAN_OF_SCORES, 1, 1, release="accuracy")
+        if opened:
+            server.open()
+            server.train([client for client in range(CLIENTS) if client != VICTIM])
+        return server
+
+    return shared(evaluation)
+
+
+@pytest.fixture
+def scoring(evaluations):
+    return evaluations(False)
+
+
+@pytest.fixture
+def asked(evaluations):
+    return evaluations(True)
 
 
 OF_EVALUATIONS = {
@@ -573,14 +597,6 @@ def test_evaluations_that_do_not_protect_a_client_are_not_opened(scoring, evalua
     record = {**content.config_records[CONFIG], **{key.replace("_", "-"): value for key, value in changed.items()}}
     record = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
     assert reason in refuses(scoring, "train.open", RecordDict({CONFIG: ConfigRecord(record)}), evaluated)
-
-
-@pytest.fixture(scope="module")
-def asked(scoring):
-    """The same, opened."""
-    scoring.open()
-    scoring.train([client for client in range(CLIENTS) if client != VICTIM])
-    return scoring
 
 
 OF_SCORES = {
@@ -619,12 +635,13 @@ def test_a_round_that_trains_gives_no_scores(pki, tmp_path, evaluated, trained):
     stage = Stage(tmp_path, pki, "train.masked")
     content = replace(stage.server, release="accuracy").train_content(VICTIM)
     assert "opened for training, not for accuracy" in refused(stage, content, trained, "evaluate.masked")
-    opened = Server(stage.sites, plan_of(CLIENTS, **SCORES), release="accuracy").open_content()
+    opened = Server(stage.sites, PLAN_OF_SCORES, release="accuracy").open_content()
     assert "another message for step 1" in refused(stage, opened, trained, "train.open")
     assert evaluated == []
 
 
-def test_the_honest_evaluation_goes_on_after_all_attacks_and_is_answered_once(asked, evaluated):
+def test_the_honest_evaluation_goes_on_after_all_attacks_and_is_answered_once(evaluations, evaluated):
+    asked = evaluations(True, ends=True)
     sites, content = asked.sites, asked.train_content(VICTIM)
     asked.train([VICTIM])
     assert len(evaluated) == 1

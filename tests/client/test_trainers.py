@@ -257,7 +257,7 @@ def test_trainers_that_conform(trainer):
 
 
 def test_the_documented_trainer_conforms():
-    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/networks.md").read_text()
     code = page.partition("## A training loop")[2].partition("```python\n")[2].partition("```")[0]
     names = {}
     exec(code, names)

@@ -104,10 +104,10 @@ def test_a_run_is_certified_and_learns(load, tmp_path, capsys):
 
 
 def test_the_message_table_names_every_field():
-    """The contract of messages is one table in docs/extending.md."""
+    """The contract of messages is one table in docs/existing-app.md."""
     from coterie.wire import REQUESTS
 
-    text = (ROOT / "docs" / "extending.md").read_text()
+    text = (ROOT / "docs" / "existing-app.md").read_text()
     section = text[text.index("## Messages") :].partition("\n## ")[0]
     for kind in ("query.identity", "train", "query.losses", "evaluate"):
         assert f"`{kind}`" in section
