@@ -44,7 +44,7 @@ def answer(message_type: str, content: RecordDict, client: Client, node: NodeCon
     if isinstance(request, RoundRequest):
         return masked_rounds.answer(message_type, content, client, request)
     if client.folder and request.is_charged:
-        return _reply_once(message_type, content, client, request)
+        return _reply_once(message_type, content, client, Path(client.folder), request)
     if message_type in MASKED_STEPS:
         reply: ReplyOrError = masked_rounds.answer(message_type, content, client, request)
     else:
@@ -54,9 +54,8 @@ def answer(message_type: str, content: RecordDict, client: Client, node: NodeCon
     return reply
 
 
-def _reply_once(message_type: str, content: RecordDict, client: Client, cohort: Cohort) -> ReplyOrError:
+def _reply_once(message_type: str, content: RecordDict, client: Client, folder: Path, cohort: Cohort) -> ReplyOrError:
     """Return the cached reply if the request was charged before, otherwise a new one."""
-    folder = Path(client.folder or "")
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
     cache = ReplyCache(folder, client.client_id)
     with cache.lock():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from functools import partial
 from logging import ERROR, WARNING
 from pathlib import Path
 
@@ -65,10 +64,15 @@ def _deployed_reply(message: Message, context: Context) -> RecordDict:
             client = replace(client, keys=keys_or_none(node))
         if message_type == IDENTITY:
             return identity_reply(client)
-        from coterie.client.answer import answer  # imports PyTorch
+
+        def answer() -> RecordDict | ClientError:
+            from coterie.client.answer import answer  # imports PyTorch
+
+            return answer(message_type, content, client, node)
+
+        reply = audited(client, message_type, config, answer)
         from coterie.flower.sizes import fix_size
 
-        reply = audited(client, message_type, config, partial(answer, message_type, content, client, node))
         fix_size(reply)
         return reply
     except ClientError:

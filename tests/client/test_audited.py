@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 
 import pytest
 from flwr.app import RecordDict
@@ -53,6 +54,15 @@ def test_refusals_are_recorded_with_their_kind(world, tmp_path):
     assert "round" not in recorded[0]
     assert recorded[3]["strategy"].isprintable()
     assert len(recorded[3]["strategy"]) <= 210
+
+
+def test_a_client_that_lacks_a_library_records_its_failure(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "coterie.client.answer", None)
+    answer = world.ask("train", CHEAP)
+    assert answer[:2] == ("error", "client 0 failed; see its own log for details")
+    (entry,) = entries(world)
+    assert (entry["decision"], entry["kind"]) == ("refused", "failed")
+    assert "coterie.client.answer" in entry["reason"]
 
 
 def test_a_reply_that_cannot_be_recorded_does_not_leave(world, caplog):
