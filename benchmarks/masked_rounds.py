@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, NoiseLayers, Opening, Shares, unmasked_sum
 from coterie.privacy.secure_aggregation import masking as protocol
-from coterie.privacy.secure_aggregation.integers import STEPS, to_modulus
+from coterie.privacy.secure_aggregation.integers import to_modulus
 from coterie.privacy.secure_aggregation.keys import agree, seal
 from coterie.wire.masked import (
     PURPOSE,

@@ -14,8 +14,8 @@ import numpy as np
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Secure, Streams
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.secure_aggregation import NoiseLayers
-from coterie.privacy.secure_aggregation.integers import STEPS
 from coterie.privacy.secure_aggregation.keys import KEY_BYTES
 
 # One parameter of each model: the noise of further ones tells nothing.

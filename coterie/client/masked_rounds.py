@@ -36,9 +36,10 @@ from coterie.client.round_state import Answer, RoundId, RoundState
 from coterie.client.state import ClientError
 from coterie.fields import EPSILON
 from coterie.privacy import Event, PrivacyError, Secure, Streams
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, TRAINING
 from coterie.privacy.secure_aggregation import MaskedRound, MaskingClient, SecureError, to_modulus
-from coterie.privacy.secure_aggregation.integers import STEPS, Integers
+from coterie.privacy.secure_aggregation.integers import Integers
 from coterie.privacy.secure_aggregation.keys import Vector
 from coterie.wire import RequestError, digest
 from coterie.wire.masked import (

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coterie.privacy import discrete_gaussians
+
 FloatArray = npt.NDArray[np.float64]
 
 # Privacy losses are rounded up to a grid, so a coarser grid can only increase the reported epsilon. _GRID is the
@@ -177,7 +179,8 @@ class PldAccountant(Accountant):
     Where the grid cannot resolve the losses, or rounding errors amount to a share of delta, the cost is the smaller of
     this bound and that of :class:`RdpAccountant`, which has neither error. Elsewhere RDP is never tighter.
 
-    Of discrete Gaussian noise in several dimensions no distribution is proved here: its cost is that by RDP.
+    Discrete Gaussian noise costs what Gaussian noise of the same deviation does, and a little more for the grid:
+    :mod:`coterie.privacy.discrete_gaussians`.
     """
 
     def __init__(self) -> None:
@@ -203,15 +206,19 @@ class PldAccountant(Accountant):
             self._pld = several if self._pld is None else self._pld.compose(several)
 
     def _epsilon(self, delta: float) -> float:
+        if self._sampler == "discrete":
+            return min(discrete_gaussians.epsilon(self._events, delta), self._renyi().epsilon(delta))
         if self._pld is None:
-            return self._renyi().epsilon(delta)
+            return 0.0
         rounded = delta - _ROUND_OFF * self._events.total()
         cost = _epsilon_of(self._pld, rounded) if rounded > 0 else math.inf
         return min(cost, self._renyi().epsilon(delta)) if self._is_coarse(delta) else cost
 
     def _delta(self, epsilon: float) -> float:
+        if self._sampler == "discrete":
+            return min(discrete_gaussians.delta(self._events, epsilon), self._renyi().delta(epsilon))
         if self._pld is None:
-            return self._renyi().delta(epsilon)
+            return 0.0
         delta = float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
         return min(delta, self._renyi().delta(epsilon)) if self._is_coarse(delta) else delta
 

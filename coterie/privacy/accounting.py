@@ -5,8 +5,8 @@ An :class:`~coterie.privacy.accountants.Event` describes a release; an accountan
 ==== ============================================================ =========================
 name method                                                       samplers
 ==== ============================================================ =========================
-pld  privacy loss distributions on a grid, rounded up; rdp where  poisson, fixed
-     that is smaller, as at a tiny delta, and for discrete
+pld  privacy loss distributions on a grid, rounded up, or rdp     poisson, fixed, discrete
+     where that is smaller, as at a tiny delta
 rdp  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed, discrete
 ==== ============================================================ =========================
 """

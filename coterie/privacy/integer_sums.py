@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.contributions import Summed, short_updates
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.releases import IntArray, NothingReleasedError
-from coterie.privacy.secure_aggregation.integers import STEPS
 
 if TYPE_CHECKING:
     from coterie.privacy.mechanisms.secure import Secure

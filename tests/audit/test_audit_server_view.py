@@ -5,8 +5,8 @@ import pytest
 from coterie.audit import audit
 from coterie.audit.server_view import server_attacks
 from coterie.privacy import Secure
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.secure_aggregation import NoiseLayers
-from coterie.privacy.secure_aggregation.integers import STEPS
 
 DRAWS = 30_000
 ATTACKS = ["7 survivors, oversized update", "8 survivors, without surplus", "10 survivors, without surplus"]

@@ -93,7 +93,7 @@ def test_participations_are_compared_at_one_budget(coterie, monkeypatch):
     shown = {(way["mechanism"], way["sampling_rate"]): way for way in ways if way["protects"] == "observers"}
     assert shown["banded", 0.2]["slots"] == 5
     (secure,) = (way for way in ways if (way["protects"], way["sampling_rate"]) == ("the server", 1))
-    assert 1.01 < secure["noise"] / best["noise"] < 1.1  # of RDP: nobody drops out, and one of 500 clients is corrupt
+    assert 1 < secure["noise"] / best["noise"] < 1.002  # nobody drops out, and one of 500 clients is corrupt
     assert shown["banded", 0.2]["noise"] < shown["joint", 0.2]["noise"]
     status, out, _ = coterie(*words)
     assert status == 0

@@ -25,9 +25,9 @@ from coterie.client.masking_keys import MaskingKeys, simulated_keys
 from coterie.client.state import ClientError
 from coterie.deploy.certificates import add_submitter, create
 from coterie.privacy import ClientLedger, Event, Secure, epsilon
+from coterie.privacy.discrete_gaussians import STEPS as GRID
 from coterie.privacy.ledger import event_of
 from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
-from coterie.privacy.secure_aggregation.integers import STEPS as GRID
 from coterie.site.node import NodeConfig
 from coterie.site.run_request import RunRequest
 from coterie.site.signatures import read_private_key
@@ -701,7 +701,7 @@ def test_an_evaluation_that_the_plan_s_epsilon_does_not_cover_is_not_paid(pki, t
     assert "exceeds the client's budget" in reason
     assert paid == len(sites.charges(VICTIM)) < 40
     spent = Counter(event_of(charge) for charge in sites.charges(VICTIM))
-    assert not spent or epsilon(spent, 1e-4, "rdp") <= 8
+    assert not spent or epsilon(spent, 1e-4) <= 8
 
 
 def test_another_noise_in_a_second_evaluation_is_not_paid(pki, tmp_path, evaluated):

@@ -19,9 +19,9 @@ from coterie.client.state import ClientError
 from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
+from coterie.privacy.discrete_gaussians import STEPS as STEPS_OF_GRID
 from coterie.privacy.ledger import event_of
 from coterie.privacy.secure_aggregation import SecureError, discrete_gaussian, noise_layers, to_modulus
-from coterie.privacy.secure_aggregation.integers import STEPS as STEPS_OF_GRID
 from coterie.privacy.secure_aggregation.keys import agree, unseal
 from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout
 
@@ -204,7 +204,7 @@ def test_rounds_and_evaluations_take_turns_and_are_charged_apart(pki, tmp_path, 
     kinds = [charge["for"] for charge in sites.charges(3)]
     assert kinds == ["training", "training", "accuracy", "training", "accuracy", "histogram"]
     assert Counter(event_of(charge) for charge in sites.charges(3)) == plan.planned_of_client
-    spent = epsilon(plan.planned_of_client, plan.delta, "rdp")
+    spent = epsilon(plan.planned_of_client, plan.delta)
     assert spent <= plan.epsilon
 
 

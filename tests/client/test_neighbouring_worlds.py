@@ -30,7 +30,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.fields import PERSONAL_METHODS
 from coterie.models import initialise
 from coterie.privacy import read_ledger
-from coterie.privacy.secure_aggregation.integers import STEPS
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models
 

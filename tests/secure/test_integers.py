@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from kit.tables import for_rows
 
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.secure_aggregation import discrete_gaussian, from_grid, to_grid, to_modulus
-from coterie.privacy.secure_aggregation.integers import STEPS
 
 
 @for_rows("case", range(60))

@@ -14,18 +14,12 @@ from typing import Any
 import numpy as np
 
 from coterie.privacy.accountants import Event
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.integer_sums import check_survivors, has_possible_norm
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.releases import NothingReleasedError
 from coterie.privacy.score_histograms import CELLS, ScoreHistogram, unit_counts
-from coterie.privacy.secure_aggregation.integers import (
-    STEPS,
-    Integers,
-    discrete_gaussian,
-    from_grid,
-    to_grid,
-    to_modulus,
-)
+from coterie.privacy.secure_aggregation.integers import Integers, discrete_gaussian, from_grid, to_grid, to_modulus
 from coterie.privacy.secure_aggregation.noise_layers import NoiseLayers
 
 #: What a masked round releases: the sum of updates, or one of the sums of a private evaluation.

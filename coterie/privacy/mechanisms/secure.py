@@ -18,8 +18,8 @@ rotation and modular clipping, and with one block per cluster.
      5  histogram, norms and sums: the parts of the sum, divided by the factors of line 2, and the sums times C
      6  divisors   D_j = n' / k of n' survivors, or max(B, 1, (~h R)_j)
 
-A client's contribution has norm D under noise of at least sigma D, whoever sees the sum: one Gaussian event, by Renyi
-divergences, per round of its slot. Theorem 9 and its proof: docs/privacy.md.
+A client's contribution has norm D under noise of at least sigma D, whoever sees the sum: one Gaussian event per round
+of its slot. Theorem 9 and its proof: docs/privacy.md.
 
 A simulation adds the same integers without masks and draws the noise of all survivors at once: a sum of discrete
 Gaussians of deviation s >= 32 has the law of one to 10^-300 (Kairouz et al., Theorem 1).
@@ -40,6 +40,7 @@ from coterie.fields import AT_LEAST_0, MAX_COHORT, Bounds
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.contributions import Contributions
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.integer_sums import DEVIATIONS, IntegerSums, check_survivors, has_possible_norm
 from coterie.privacy.ledger import Permit
 from coterie.privacy.mechanisms.score_sums import ACCURACY, HISTOGRAM, ScoreSum
@@ -49,14 +50,7 @@ from coterie.privacy.preconditions import Precondition, of_secure
 from coterie.privacy.randomness import FloatArray, Streams
 from coterie.privacy.releases import MechanismOutput, NothingReleasedError
 from coterie.privacy.score_histograms import ScoreHistogram, number_of_histograms
-from coterie.privacy.secure_aggregation.integers import (
-    STEPS,
-    Integers,
-    discrete_gaussian,
-    from_grid,
-    to_grid,
-    to_modulus,
-)
+from coterie.privacy.secure_aggregation.integers import Integers, discrete_gaussian, from_grid, to_grid, to_modulus
 from coterie.privacy.secure_aggregation.noise_layers import MIN_STEPS, NoiseLayers
 
 #: Largest number of parameters of all models together: 8 MB a client and round.
@@ -81,8 +75,6 @@ class Secure(InTurn):  # large: what rounds and evaluations need
     mechanism: ClassVar[str] = "secure"
     title: ClassVar[str] = "the server sees noisy sums only; epsilon holds against it as well"
     sampler: ClassVar[str] = "discrete"
-    accountants: ClassVar[tuple[str, ...]] = ("rdp", "pld")  # which is RDP's bound for this sampler
-    accountant: str = "rdp"
     redraws: ClassVar[bool] = True
     adapts_clipping: ClassVar[bool] = True
     resizes: ClassVar[bool] = True

@@ -13,10 +13,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from coterie.privacy.discrete_gaussians import STEPS
 from coterie.privacy.secure_aggregation.keys import Vector
-
-#: Steps of the grid in a vector of norm 1.
-STEPS = 2**16
 
 Integers = npt.NDArray[np.int64]
 
