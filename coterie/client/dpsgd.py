@@ -261,8 +261,8 @@ def _noise(settings: Sequence[DPSGD], noises: Generators, size: int, device: str
     """Return what draws the (n, size) noise of a step in units of the clipping norm, 0 for clients that are done."""
     if _makes_noise(device, noises):
         streams = DeviceNoise([rng.bytes(32) for rng in noises], device)
-        stds = torch.tensor([own.noise_multiplier for own in settings], dtype=torch.float64, device=device)
-        steps = torch.tensor([own.steps for own in settings], device=device)
+        stds = torch.tensor([dpsgd.noise_multiplier for dpsgd in settings], dtype=torch.float64, device=device)
+        steps = torch.tensor([dpsgd.steps for dpsgd in settings], device=device)
         return lambda step: streams.gaussian(stds * (step < steps), size)
     clients = list(zip(settings, noises, strict=True))
 
@@ -337,10 +337,13 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     parameters = {name: parameter.data[None] for name, parameter in trainable(model).items()}
     clip_norms = torch.full((1, 1), settings.clip_norm, dtype=torch.float64, device=settings.device)
     total = torch.zeros(num_parameters(model), dtype=torch.float64, device=settings.device)
-    for records in torch.split(x, _physical_batch(clipper.numbers, settings.memory_mb)):
-        if len(records):
-            counted = torch.ones(1, len(records), device=settings.device)
-            total += clipper.sums(parameters, records[None], 0 * counted, counted.bool(), clip_norms)[0][0]
+
+    def sums(rows: Tensor, counted: Tensor) -> Sums:
+        return clipper.sums(parameters, x[rows], torch.zeros(rows.shape, device=x.device), counted, clip_norms)
+
+    batch = torch.arange(len(x), device=x.device)[None]
+    for clipped, _, _ in _within_memory(sums, batch, _physical_batch(clipper.numbers, settings.memory_mb)):
+        total += clipped[0]
     return total
 
 

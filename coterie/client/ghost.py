@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,20 +79,18 @@ _BLOCK = 2**18
 _MAX_TERMS, _MAX_CANCELLATION = 2048, 100.0
 
 
-class Gradients(Protocol):
-    """Gradients of one parameter for each of m records."""
+class Gradients:
+    """Gradients of one parameter for each of m records.
 
-    @property
-    def squares(self) -> Tensor:
-        """(m,) float64 squared norms."""
+    Attributes:
+        squares: (m,) float64 squared norms.
+        spread: (m,) squared norms before cancellation between positions; 0: the sum reads the norm's numbers.
+        numbers: float32 numbers held.
+    """
 
-    @property
-    def spread(self) -> Tensor:
-        """(m,) squared norms before cancellation between positions, or () 0: the sum reads the norm's numbers."""
-
-    @property
-    def numbers(self) -> int:
-        """Float32 numbers held."""
+    squares: Tensor
+    spread: Tensor | float = 0.0
+    numbers: int
 
     def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
         """Return the float64 sum over records.
@@ -102,6 +99,7 @@ class Gradients(Protocol):
             weights: (m,) float64 factors of records.
             counted: (m,) which records count; the others may hold numbers that are not finite.
         """
+        raise NotImplementedError
 
 
 def _keep(values: Tensor, counted: Tensor) -> Tensor:
@@ -111,41 +109,25 @@ def _keep(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted.reshape(-1, *[1] * (values.dim() - 1)), 0)
 
 
-@dataclass(frozen=True)
-class _Materialised:
-    """Materialised float32 gradients. The sum reads the same numbers as the norm."""
+class _Rows(Gradients):
+    """Materialised float32 gradients (m, *shape). The sum reads the same numbers as the norm."""
 
-    rows: Tensor
-
-    @property
-    def spread(self) -> Tensor:
-        return self.rows.new_zeros((), dtype=torch.float64)
-
-    @property
-    def numbers(self) -> int:
-        return self.rows.numel()
-
-
-class _Rows(_Materialised):
-    """Gradients (m, *shape)."""
-
-    @property
-    def squares(self) -> Tensor:
-        return torch.cat([block.double().square().sum(1) for block in self._blocks(self.rows.flatten(1))])
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self.numbers = rows, rows.numel()
+        self.squares = torch.cat([block.double().square().sum(1) for block in self._blocks(rows.flatten(1))])
 
     def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
-        total = weights.new_zeros(self.rows[0].numel())
-        blocks = map(self._blocks, (self.rows.flatten(1), weights, counted))
+        total = weights.new_zeros(self._rows[0].numel())
+        blocks = map(self._blocks, (self._rows.flatten(1), weights, counted))
         for rows, block_weights, block_counted in zip(*blocks, strict=True):
             total += block_weights @ _keep(rows, block_counted).double()
-        return total.reshape(self.rows.shape[1:])
+        return total.reshape(self._rows.shape[1:])
 
     def _blocks(self, values: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(values, max(1, _BLOCK * len(self.rows) // self.rows.numel()))
+        return torch.split(values, max(1, _BLOCK * len(self._rows) // self.numbers))
 
 
-@dataclass(frozen=True)
-class _Products:
+class _Products(Gradients):
     """Gradients Σ_t g_t a_tᵀ of a weight, never materialised: inputs (m, k, p, T) and slopes (m, k, d, T) of k groups.
 
     Positions may cancel, in another order in the norm than in the sum over records: without a bound, a server that
@@ -161,52 +143,35 @@ class _Products:
     Networks of the package have √R / norm < 5; a record above K is clipped to less than c.
     """
 
-    inputs: Tensor
-    slopes: Tensor
-    shape: torch.Size
-
-    @property
-    def numbers(self) -> int:
-        return self.inputs.numel() + self.slopes.numel()
-
-    @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def __init__(self, inputs: Tensor, slopes: Tensor, shape: torch.Size) -> None:
+        self._inputs, self._slopes, self._shape = inputs, slopes, shape
+        self.numbers = inputs.numel() + slopes.numel()
         squares, spreads = [], []
-        for a, g in self._blocks(self.inputs, self.slopes):
+        for a, g in self._blocks(inputs, slopes):
             a, g = a.double(), g.double()
-            spread = (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
+            spreads.append((a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1))
             terms = (a.mT @ a) * (g.mT @ g)
             squares.append(terms.sum(3).sum(2).sum(1).clamp(min=0))
-            spreads.append(spread)
-        return torch.cat(squares), torch.cat(spreads)
-
-    @property
-    def squares(self) -> Tensor:
-        return self._norms[0]
-
-    @property
-    def spread(self) -> Tensor:
-        return self._norms[1]
+        self.squares, self.spread = torch.cat(squares), torch.cat(spreads)
 
     def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
-        total = weights.new_zeros(self.inputs.shape[1], self.slopes.shape[2], self.inputs.shape[2])
-        for a, g, block_weights, block_counted in self._blocks(self.inputs, self.slopes, weights, counted):
+        total = weights.new_zeros(self._inputs.shape[1], self._slopes.shape[2], self._inputs.shape[2])
+        for a, g, block_weights, block_counted in self._blocks(self._inputs, self._slopes, weights, counted):
             a, g = _keep(a, block_counted), _keep(g, block_counted)
             g = block_weights[:, None, None, None] * g
             # (k, d, rows T) times (k, rows T, p)
             total += g.permute(1, 2, 0, 3).flatten(2) @ a.double().permute(1, 0, 3, 2).flatten(1, 2)
-        return total.reshape(self.shape)
+        return total.reshape(self._shape)
 
     def _blocks(self, *values: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        rows = min(_MAX_TERMS // self.inputs.shape[3], _BLOCK * len(self.inputs) // self.numbers)
+        rows = min(_MAX_TERMS // self._inputs.shape[3], _BLOCK * len(self._inputs) // self.numbers)
         return zip(*(torch.split(value, max(1, rows)) for value in values), strict=True)
 
 
-@dataclass(frozen=True)
-class _Lookups(_Materialised):
+class _Lookups(Gradients):
     """Gradients of an embedding (V, d): one row for each record and token that it holds.
 
-    Attributes:
+    Args:
         rows: (r, d) float32, the sum over the token's positions.
         records: (r,) record of every row.
         tokens: (r,) token of every row.
@@ -214,19 +179,14 @@ class _Lookups(_Materialised):
         shape: (V, d).
     """
 
-    records: Tensor
-    tokens: Tensor
-    size: int
-    shape: torch.Size
-
-    @property
-    def squares(self) -> Tensor:
-        squares = self.rows.double().square().sum(1)
-        return squares.new_zeros(self.size).index_add(0, self.records, squares)
+    def __init__(self, rows: Tensor, records: Tensor, tokens: Tensor, size: int, shape: torch.Size) -> None:
+        self._rows, self._records, self._tokens, self._shape = rows, records, tokens, shape
+        self.numbers, squares = rows.numel(), rows.double().square().sum(1)
+        self.squares = squares.new_zeros(size).index_add(0, records, squares)
 
     def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
-        rows = self.rows.where(counted[self.records, None], 0) * weights[self.records, None]
-        return weights.new_zeros(self.shape).index_add(0, self.tokens, rows)
+        rows = self._rows.where(counted[self._records, None], 0) * weights[self._records, None]
+        return weights.new_zeros(self._shape).index_add(0, self._tokens, rows)
 
 
 #: Inputs of a layer and gradients at its outputs (slopes), for each of its calls.

@@ -3,7 +3,6 @@
 ``make gpu-check`` runs this file on a machine with a GPU.
 """
 
-import copy
 import dataclasses
 import gc
 
@@ -101,7 +100,7 @@ def test_dp_sgd_of_a_cohort(name, clip_norm, device, monkeypatch):
     shards = shards_of(name)
     settings = [DPSGD(len(each.y), 3, 2, 0.1, clip_norm, 0.01, memory_mb=1) for each in shards]
     wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
-    mapped = MappedClients(BatchesOfOne(copy.deepcopy(model).to(device), AUTO))
+    mapped = MappedClients(BatchesOfOne(model, AUTO, device=device))
     monkeypatch.setattr(dpsgd, "clipper_of", lambda *given, **options: mapped)
     settings = [dataclasses.replace(own, device=device) for own in settings]
     found = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=True)
@@ -118,8 +117,7 @@ def test_dp_sgd_of_a_cohort_drops_what_is_not_finite(bad, device):
         torch.ones(1, 1, dtype=torch.float64, device=device),
         torch.ones(1, 3, dtype=torch.bool, device=device),
     )
-    model = model.to(device)
-    sums = MappedClients(BatchesOfOne(model, AUTO)).sums
+    sums = MappedClients(BatchesOfOne(model, AUTO, device=device)).sums
     wanted = sums(layout.split(vectors), x[:, 1:], y[:, 1:], every[:, 1:], clips)[0]
     x[0, 0, 0, 0, 0] = bad
     found = sums(layout.split(vectors), x, y, every, clips)[0]
