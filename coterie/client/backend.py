@@ -380,20 +380,14 @@ def is_convolutional(model: nn.Module) -> bool:
 def supports_vmap(model: nn.Module, examples: Examples, compute: Callable[..., Any] | None = None) -> bool:
     """Whether ``torch.func.vmap`` can compute several models of this network at once.
 
-    Args:
-        model: the network.
-        examples: shape, types and device of its examples.
-        compute: computes gradients of 2 models from (2, *shape) parameters, (2, 2, *shape) examples and (2, 2) targets;
-            None: outputs are computed.
+    That is outputs, or what ``compute`` returns for (2, *shape) parameters, (2, 2, *shape) examples and (2, 2) targets.
     """
     model = copy.deepcopy(model).to(examples.device)
     models = {name: torch.stack([value.detach().float()] * 2) for name, value in trainable(model).items()}
     x = torch.zeros(2, 2, *examples.shape, dtype=examples.x, device=examples.device)
+    y = torch.zeros(2, 2, dtype=examples.y, device=examples.device)
     try:
-        if compute is None:
-            vmap(partial(call, model))(models, x)
-        else:
-            compute(models, x, torch.zeros(2, 2, dtype=examples.y, device=examples.device))
+        compute(models, x, y) if compute else vmap(partial(call, model))(models, x)
     except RuntimeError:
         return False
     return True

@@ -280,12 +280,9 @@ def _makes_noise(device: str, noises: Generators) -> bool:
 def _within_memory(
     sums: Callable[[Tensor, Tensor], Sums], batch: Tensor, most: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield clipped sums and norms of chunks of (n, m) records, and which count; halve chunks that exceed the memory.
+    """Yield clipped sums and norms of chunks of a batch, and which records count; halve chunks that exceed the memory.
 
-    Args:
-        sums: clips and adds up the gradients of records, given which of them count.
-        batch: indices of records; -1: padding.
-        most: columns of a chunk.
+    A batch has (n, m) indices of records, where -1 is padding, and a chunk at most ``most`` columns of it.
     """
     waiting = deque(torch.split(batch, most, dim=1) if batch.numel() else ())
     while waiting:

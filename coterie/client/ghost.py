@@ -84,12 +84,12 @@ class Gradients:
 
     Attributes:
         squares: (m,) float64 squared norms.
-        spread: (m,) squared norms before cancellation between positions; 0: the sum reads the norm's numbers.
+        spread: (m,) squared norms before cancellation between positions, or () 0: the sum reads the norm's numbers.
         numbers: float32 numbers held.
     """
 
     squares: Tensor
-    spread: Tensor | float = 0.0
+    spread: Tensor = torch.zeros((), dtype=torch.float64)
     numbers: int
 
     def sum(self, weights: Tensor, counted: Tensor) -> Tensor:

@@ -5,17 +5,16 @@ belong to units, such as patients, a unit takes the place of a record, and its r
 
 :func:`clipper_of` chooses the fastest way that is known to follow the definition:
 
-1. *Chain* (:class:`~coterie.client.ghost.ChainClipping`): all clients at once, if the network is a chain of linear
-   layers.
+1. *Chain* (:class:`~coterie.client.ghost.ChainClipping`): several clients at once, for chains of linear layers.
 2. *Ghost* (:class:`~coterie.client.ghost.GhostClipping`): one client after the other, without materialised gradients,
-   if ghost norms support the layers of the network.
-3. *Per record* (:class:`PerRecord`): one client after the other, with materialised gradients of every record:
-   :class:`Opacus` if its gradients are those of the definition, otherwise :class:`BatchesOfOne`, which is the
-   definition itself, for any network. On a GPU, :class:`MappedClients` takes it for all clients at once, if they may
-   train at once and the network is no chain.
+   for networks whose layers ghost norms support.
+3. *Per record* (:class:`PerRecord`): one client after the other, with materialised gradients: :class:`Opacus`, the
+   reference for ghost norms, where its gradients are those of the definition; otherwise :class:`BatchesOfOne`, the
+   definition itself, for any network. On a GPU, :class:`MappedClients` takes the definition for several clients at once
+   in the place of 2 and 3.
 
 A batch of many records takes the place of many batches only for networks that are traced to layers which treat records
-apart (client/records_apart.py). Opacus is the reference for ghost norms.
+apart (client/records_apart.py).
 """
 
 from __future__ import annotations
@@ -212,10 +211,7 @@ class Opacus(PerRecord):
         """See :class:`PerRecord`."""
         parameters: Sequence[Any] = list(self.named.values())  # with grad_sample
         with warnings.catch_warnings():
-            # Expected: the first layer's input is data.
-            warnings.filterwarnings(
-                "ignore", "Full backward hook is firing when gradients are computed with respect to"
-            )
+            warnings.filterwarnings("ignore", "Full backward hook is firing when")  # the first layer's input is data
             try:
                 torch.autograd.backward(self._loss(self._network(x), y).sum())
             except BaseException:
@@ -284,11 +280,7 @@ class BatchesOfOne(PerRecord):
         return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
 
     def prepare(self, x: Tensor, y: Tensor) -> BatchesOfOne:
-        """Choose between ``torch.func`` and a loop, and return this object.
-
-        Args:
-            x: two records, or units.
-            y: their targets.
+        """Choose between ``torch.func`` and a loop, by two records, or units, and return this object.
 
         Raises:
             ModelError: neither supports the network, or two passes over the records differ.
@@ -313,11 +305,7 @@ class BatchesOfOne(PerRecord):
 
 
 class MappedClients(Clipper):
-    """The definition for several clients at once, by ``torch.func.vmap``.
-
-    Args:
-        definition: the gradients of one client.
-    """
+    """The gradients of :class:`BatchesOfOne` for several clients at once, by ``torch.func``."""
 
     def __init__(self, definition: BatchesOfOne) -> None:
         self._definition, self.numbers = definition, definition.numbers
