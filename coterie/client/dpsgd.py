@@ -244,7 +244,7 @@ def _train(
     noise = _ahead(_noise(settings, noises, layout.size, device), max(dpsgd.steps for dpsgd in settings))
     for step, total in enumerate(noise):
         batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, size in clients]
-        batch = pad_sequence([torch.as_tensor(rows) for rows in batches], True, -1).to(device)
+        batch = pad_sequence([*map(torch.as_tensor, batches)], batch_first=True, padding_value=-1).to(device)
         for clipped, norms, counted in _within_memory(sums, batch, most):
             total += clipped
             if counting:
