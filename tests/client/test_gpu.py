@@ -18,7 +18,7 @@ from coterie.client import device as devices
 from coterie.client.backend import train
 from coterie.client.device_sums import clipped_total
 from coterie.client.dpsgd import DPSGD, train_privately
-from coterie.client.gradients import BatchesOfOne, MappedClients
+from coterie.client.gradients import BatchesOfOne, MappedClients, clipper_of
 from coterie.client.scores import accuracies, losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.privacy.clipping import clip_to_unit
@@ -146,6 +146,14 @@ def test_a_network_that_vmap_does_not_support_trains_client_after_client(device)
     wanted = train(model, layout, start, shards, rngs(), config, batched=False)
     fast = dataclasses.replace(config, device=device)
     close(train(model, layout, start, shards, rngs(), fast, batched=True), wanted, 1e-4)
+
+
+@pytest.mark.parametrize(("network", "kind"), [("cnn-tiny", MappedClients), (None, BatchesOfOne)])
+def test_dp_sgd_takes_all_clients_at_once_on_a_gpu_if_vmap_supports_the_network(network, kind, device):
+    model = start_of(network)[0] if network else Counts()
+    device = "cuda" if device == "cuda" else "cpu:0"  # a device that is not called the CPU
+    examples = backend.Examples(SHAPES[network or "mlp-32"], torch.float32, torch.int64, device)
+    assert type(clipper_of(model, examples, AUTO, batched=True, ghost=True, units=False)) is kind
 
 
 def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):
