@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from coterie import models as networks
-from coterie.client.dpsgd import DPSGD, check_supported, clipped_gradients
+from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.client.gradients import check_supported
 from coterie.tasks import AUTO
 
 

@@ -9,10 +9,11 @@ from kit.tables import for_rows
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from coterie import models as networks
-from coterie.client import dpsgd, ghost
 from coterie.client.backend import train
-from coterie.client.dpsgd import DPSGD, check_supported, train_privately
-from coterie.client.ghost import clip_factors
+from coterie.client.clipper import clip_factors
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.ghost import ChainClipping
+from coterie.client.gradients import BatchesOfOne, MappedClients, check_supported
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet, Units
 from coterie.fields.settings import ConfigError
@@ -129,13 +130,13 @@ def test_all_ways_of_dp_sgd_agree_on_a_task(task):
     (shard,) = clients(task, (6,))
     network, layout, start = start_of(task, [shard])
     x, y = torch.as_tensor(shard.x)[None], torch.as_tensor(shard.y)[None]
-    there, clips = torch.ones(1, 6, dtype=torch.bool), torch.full((1, 1), 0.4, dtype=torch.float64)
-    parameters = layout.split(torch.tensor(start))
-    wanted = ghost.clipped_sums(network, parameters, x, y, there, clips, task)
-    alone = dpsgd.BatchesOfOne(network, task)
-    for other in (alone.together(parameters, x, y, there, clips), alone.sums(parameters, x, y, there, clips)):
-        for one, another in zip(wanted, other, strict=True):
-            torch.testing.assert_close(one, another, rtol=1e-4, atol=1e-5)
+    counted, clip_norms = torch.ones(1, 6, dtype=torch.bool), torch.full((1, 1), 0.4, dtype=torch.float64)
+    batch = layout.split(torch.tensor(start)), x, y, counted, clip_norms
+    definition = BatchesOfOne(network, task)
+    wanted = definition.sums(*batch)
+    for clipper in (ChainClipping(network, task), MappedClients(definition)):
+        for sums, expected in zip(clipper.sums(*batch), wanted, strict=True):
+            torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
 
 
 @for_rows("task", TASKS, ids=str)

@@ -34,7 +34,7 @@ _RECORDS = 4
 _LR = 0.05
 # Tolerance for float32 gradients and updates rounded to float32.
 _ROUNDING = 1e-5
-# Implementations of DP-SGD (client/dpsgd.py).
+# Implementations of DP-SGD (client/gradients.py).
 _MODES: dict[str, Any] = {
     "batched clients": {"batched": True},
     "sequential clients": {"batched": False},

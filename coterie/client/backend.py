@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -267,17 +267,14 @@ class Backend:
                 {name: in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
             ]
         chunk = min(_IMAGE_CHUNK, most) if self._on_cpu and self._convolutional else most
-
-        def output(values: dict[str, Tensor], xb: Tensor) -> Any:
-            return call(self.network, values, xb)
-
+        output = partial(call, self.network)
         for begin in range(0, len(x), chunk):
             rows = slice(begin, begin + chunk)
             xb = torch.as_tensor(x[rows], device=device).contiguous(memory_format=self.form)
             if together:
                 yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
             else:
-                yield rows, (output(one, xb) for one in parameters_by_model)
+                yield rows, (output(values, xb) for values in parameters_by_model)
 
 
 def _empty_like(vectors: Vectors | Tensor) -> Any:
@@ -313,7 +310,7 @@ def _step_by_vmap(
     x, y, weight = batch
     for value in parameters.values():
         value.requires_grad_()
-    output = vmap(lambda one, xb: call(model, one, xb))(parameters, x)
+    output = vmap(partial(call, model))(parameters, x)
     losses = config.loss(output.flatten(0, 1), y.flatten())
     # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
     total, named = (losses * weight.flatten()).sum(), list(parameters.values())
@@ -380,13 +377,17 @@ def is_convolutional(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
 
 
-def supports_vmap(model: nn.Module, examples: Examples) -> bool:
-    """Whether ``torch.func.vmap`` can compute several models of this network at once."""
+def supports_vmap(model: nn.Module, examples: Examples, compute: Callable[..., Any] | None = None) -> bool:
+    """Whether ``torch.func.vmap`` can compute several models of this network at once.
+
+    That is outputs, or what ``compute`` returns for (2, *shape) parameters, (2, 2, *shape) examples and (2, 2) targets.
+    """
     model = copy.deepcopy(model).to(examples.device)
     models = {name: torch.stack([value.detach().float()] * 2) for name, value in trainable(model).items()}
     x = torch.zeros(2, 2, *examples.shape, dtype=examples.x, device=examples.device)
+    y = torch.zeros(2, 2, dtype=examples.y, device=examples.device)
     try:
-        vmap(lambda one, xb: call(model, one, xb))(models, x)
+        compute(models, x, y) if compute else vmap(partial(call, model))(models, x)
     except RuntimeError:
         return False
     return True

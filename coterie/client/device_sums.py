@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coterie.client.clipper import clip_factors
 from coterie.client.cohort import Cohort
 from coterie.client.device import to_numpy
-from coterie.client.ghost import clip_factors
 from coterie.privacy import Summed
 
 Labels = npt.NDArray[np.int64]

@@ -1,8 +1,8 @@
 """Ghost clipping: clipped gradients without materialised per-record gradients.
 
 The gradient of a linear layer for one record is g aᵀ, of norm |g| |a|, where a is the layer's input and g the loss's
-gradient at its output (Goodfellow, arXiv:1510.01799). :func:`clipped_sums` trains many clients at once that way, if the
-network is a chain of such layers.
+gradient at its output (Goodfellow, arXiv:1510.01799). :class:`ChainClipping` clips many clients at once that way, if
+the network is a chain of such layers.
 
 :class:`GhostClipping` supports other networks, one client at a time. A layer with weights shared by T positions
 (convolutions, sequences) has the gradient Σ_t g_t a_tᵀ. Its squared norm is Σ_{t,s} (g_t·g_s) (a_t·a_s) (Li et al.,
@@ -13,84 +13,62 @@ of that layer alone is materialised. The backward pass computes no gradients of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.backend import in_form
+from coterie.client.clipper import Clipper, Loss, OneClient, Sums, Values, clip_factors
 from coterie.models import trainable
-from coterie.tasks import AUTO
-
-# Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
-# 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
-# are 0.6 and 200 c.
-_MARGIN = 1e-6
 
 
-def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors that clip gradients to norm c and divide them by c, and which gradients are finite.
-
-    Clipped gradients have norm at most 1, so that noise is added in units of the sensitivity. Norms are float64, in
-    which the squares of finite float32 numbers do not overflow.
-    """
-    kept = norms.isfinite()
-    return torch.where(kept, (1 - _MARGIN) / torch.clamp(norms, min=clip_norm * (1 - _MARGIN)), 0), kept
-
-
-def clipped_sums(
-    model: nn.Module,
-    parameters: dict[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    there: Tensor,
-    clips: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor] = AUTO,
-) -> tuple[Tensor, Tensor]:
-    """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
+class ChainClipping(Clipper):
+    """Clipped sums of gradients of several clients at once, for a chain of linear layers.
 
     Args:
         model: a linear chain (:func:`coterie.client.chains.chain_kind`).
-        parameters: (n, *shape) each, of the n clients, in the order of the result.
-        x: (n, m, *shape) records.
-        y: (n, m) targets.
-        there: (n, m) which records count; the others are padding.
-        clips: (n, 1) clipping norms.
         loss: maps outputs and targets to the loss of every record.
     """
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
-    hidden = x.flatten(0, 1)
-    for name, layer in model.named_children():
-        if isinstance(layer, nn.Linear):
-            inputs[name] = hidden.reshape(*y.shape, hidden.shape[1])
-            output = torch.bmm(inputs[name], parameters[f"{name}.weight"].mT)
-            if layer.bias is not None:
-                output += parameters[f"{name}.bias"][:, None]
-            outputs[name] = output if outputs else output.requires_grad_()
-            hidden = output.flatten(0, 1)
-        else:
-            hidden = layer(hidden)
-    slopes = torch.autograd.grad(loss(hidden, y.flatten()).sum(), list(outputs.values()))
-    backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
-    forward = {name: activations.detach().double() for name, activations in inputs.items()}
-    biased = {name: f"{name}.bias" in parameters for name in outputs}
-    squares = torch.zeros((), dtype=torch.float64, device=x.device)
-    for name, g in backward.items():
-        squares = squares + g.square().sum(2) * (forward[name].square().sum(2) + biased[name])
-    norms = squares.sqrt()
-    weights, kept = clip_factors(norms, clips)
-    kept &= there
-    sums = {}
-    for name, g in backward.items():
-        clipped = torch.where(kept[..., None], weights[..., None] * g, 0)
-        sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(kept[..., None], 0))
-        sums[f"{name}.bias"] = clipped.sum(1)
-    return torch.cat([sums[name].flatten(1) for name in parameters], dim=1), norms
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        self.numbers = 3 * sum(layer.in_features + layer.out_features for layer in linear)  # float32 and float64
+
+    def sums(self, parameters: Values, x: Tensor, y: Tensor, counted: Tensor, clip_norms: Tensor) -> Sums:
+        """Clip by norms from the inputs and slopes of layers; see :class:`~coterie.client.clipper.Clipper`."""
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        hidden = x.flatten(0, 1)
+        for name, layer in self._model.named_children():
+            if isinstance(layer, nn.Linear):
+                inputs[name] = hidden.reshape(*y.shape, hidden.shape[1])
+                output = torch.bmm(inputs[name], parameters[f"{name}.weight"].mT)
+                if layer.bias is not None:
+                    output += parameters[f"{name}.bias"][:, None]
+                outputs[name] = output if outputs else output.requires_grad_()
+                hidden = output.flatten(0, 1)
+            else:
+                hidden = layer(hidden)
+        slopes = torch.autograd.grad(self._loss(hidden, y.flatten()).sum(), list(outputs.values()))
+        backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
+        forward = {name: activations.detach().double() for name, activations in inputs.items()}
+        squares = torch.zeros((), dtype=torch.float64, device=x.device)
+        for name, g in backward.items():
+            squares = squares + g.square().sum(2) * (forward[name].square().sum(2) + (f"{name}.bias" in parameters))
+        norms = squares.sqrt()
+        weights, finite = clip_factors(norms, clip_norms)
+        counted = (counted & finite)[..., None]
+        sums = {}
+        for name, g in backward.items():
+            clipped = torch.where(counted, weights[..., None] * g, 0)
+            sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(counted, 0))
+            sums[f"{name}.bias"] = clipped.sum(1)
+        return torch.cat([sums[name].flatten(1) for name in parameters], dim=1), norms
 
 
 # ---- networks of other layers -----------------------------------------------------------------------------
@@ -101,71 +79,55 @@ _BLOCK = 2**18
 _MAX_TERMS, _MAX_CANCELLATION = 2048, 100.0
 
 
-class Gradients(Protocol):
-    """Gradients of one parameter for each of m records."""
+class Gradients:
+    """Gradients of one parameter for each of m records.
 
-    @property
-    def squares(self) -> Tensor:
-        """(m,) float64 squared norms."""
+    Attributes:
+        squares: (m,) float64 squared norms.
+        spread: (m,) squared norms before cancellation between positions, or () 0: the sum reads the norm's numbers.
+        numbers: float32 numbers held.
+    """
 
-    @property
-    def spread(self) -> Tensor:
-        """(m,) squared norms before cancellation between positions, or () 0: the sum reads the norm's numbers."""
+    squares: Tensor
+    spread: Tensor = torch.zeros((), dtype=torch.float64)
+    numbers: int
 
-    @property
-    def numbers(self) -> int:
-        """Float32 numbers held."""
-
-    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
+    def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
         """Return the float64 sum over records.
 
         Args:
             weights: (m,) float64 factors of records.
-            kept: (m,) which records count; the others may hold numbers that are not finite.
+            counted: (m,) which records count; the others may hold numbers that are not finite.
         """
+        raise NotImplementedError
 
 
-def _counted(values: Tensor, there: Tensor) -> Tensor:
+def _keep(values: Tensor, counted: Tensor) -> Tensor:
     """Return values of records with zeros for those that do not count, without a look at them on a GPU."""
-    if there.device.type == "cpu" and there.all():
+    if counted.device.type == "cpu" and counted.all():
         return values
-    return values.where(there.reshape(-1, *[1] * (values.dim() - 1)), 0)
+    return values.where(counted.reshape(-1, *[1] * (values.dim() - 1)), 0)
 
 
-@dataclass(frozen=True)
-class _Materialised:
-    """Materialised float32 gradients. The sum reads the same numbers as the norm."""
+class _Rows(Gradients):
+    """Materialised float32 gradients (m, *shape). The sum reads the same numbers as the norm."""
 
-    rows: Tensor
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self.numbers = rows, rows.numel()
+        self.squares = torch.cat([block.double().square().sum(1) for block in self._blocks(rows.flatten(1))])
 
-    @property
-    def spread(self) -> Tensor:
-        return self.rows.new_zeros((), dtype=torch.float64)
-
-    @property
-    def numbers(self) -> int:
-        return self.rows.numel()
-
-
-class _Rows(_Materialised):
-    """Gradients (m, *shape)."""
-
-    @property
-    def squares(self) -> Tensor:
-        return torch.cat([block.double().square().sum(1) for block in self._blocks(self.rows.flatten(1))])
-
-    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
-        total = weights.new_zeros(self.rows[0].numel())
-        for rows, block_weights, there in zip(*map(self._blocks, (self.rows.flatten(1), weights, kept)), strict=True):
-            total += block_weights @ _counted(rows, there).double()
-        return total.reshape(self.rows.shape[1:])
+    def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
+        total = weights.new_zeros(self._rows[0].numel())
+        blocks = map(self._blocks, (self._rows.flatten(1), weights, counted))
+        for rows, block_weights, block_counted in zip(*blocks, strict=True):
+            total += block_weights @ _keep(rows, block_counted).double()
+        return total.reshape(self._rows.shape[1:])
 
     def _blocks(self, values: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(values, max(1, _BLOCK * len(self.rows) // self.rows.numel()))
+        return torch.split(values, max(1, _BLOCK * len(self._rows) // self.numbers))
 
 
-@dataclass(frozen=True)
-class _Products:
+class _Products(Gradients):
     """Gradients Σ_t g_t a_tᵀ of a weight, never materialised: inputs (m, k, p, T) and slopes (m, k, d, T) of k groups.
 
     Positions may cancel, in another order in the norm than in the sum over records: without a bound, a server that
@@ -181,52 +143,35 @@ class _Products:
     Networks of the package have √R / norm < 5; a record above K is clipped to less than c.
     """
 
-    inputs: Tensor
-    slopes: Tensor
-    shape: torch.Size
-
-    @property
-    def numbers(self) -> int:
-        return self.inputs.numel() + self.slopes.numel()
-
-    @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
+    def __init__(self, inputs: Tensor, slopes: Tensor, shape: torch.Size) -> None:
+        self._inputs, self._slopes, self._shape = inputs, slopes, shape
+        self.numbers = inputs.numel() + slopes.numel()
         squares, spreads = [], []
-        for a, g in self._blocks(self.inputs, self.slopes):
+        for a, g in self._blocks(inputs, slopes):
             a, g = a.double(), g.double()
-            spread = (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
+            spreads.append((a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1))
             terms = (a.mT @ a) * (g.mT @ g)
             squares.append(terms.sum(3).sum(2).sum(1).clamp(min=0))
-            spreads.append(spread)
-        return torch.cat(squares), torch.cat(spreads)
+        self.squares, self.spread = torch.cat(squares), torch.cat(spreads)
 
-    @property
-    def squares(self) -> Tensor:
-        return self._norms[0]
-
-    @property
-    def spread(self) -> Tensor:
-        return self._norms[1]
-
-    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
-        total = weights.new_zeros(self.inputs.shape[1], self.slopes.shape[2], self.inputs.shape[2])
-        for a, g, block_weights, there in self._blocks(self.inputs, self.slopes, weights, kept):
-            a, g = _counted(a, there), _counted(g, there)
+    def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
+        total = weights.new_zeros(self._inputs.shape[1], self._slopes.shape[2], self._inputs.shape[2])
+        for a, g, block_weights, block_counted in self._blocks(self._inputs, self._slopes, weights, counted):
+            a, g = _keep(a, block_counted), _keep(g, block_counted)
             g = block_weights[:, None, None, None] * g
             # (k, d, rows T) times (k, rows T, p)
             total += g.permute(1, 2, 0, 3).flatten(2) @ a.double().permute(1, 0, 3, 2).flatten(1, 2)
-        return total.reshape(self.shape)
+        return total.reshape(self._shape)
 
     def _blocks(self, *values: Tensor) -> Iterable[tuple[Tensor, ...]]:
-        rows = min(_MAX_TERMS // self.inputs.shape[3], _BLOCK * len(self.inputs) // self.numbers)
+        rows = min(_MAX_TERMS // self._inputs.shape[3], _BLOCK * len(self._inputs) // self.numbers)
         return zip(*(torch.split(value, max(1, rows)) for value in values), strict=True)
 
 
-@dataclass(frozen=True)
-class _Lookups(_Materialised):
+class _Lookups(Gradients):
     """Gradients of an embedding (V, d): one row for each record and token that it holds.
 
-    Attributes:
+    Args:
         rows: (r, d) float32, the sum over the token's positions.
         records: (r,) record of every row.
         tokens: (r,) token of every row.
@@ -234,28 +179,25 @@ class _Lookups(_Materialised):
         shape: (V, d).
     """
 
-    records: Tensor
-    tokens: Tensor
-    size: int
-    shape: torch.Size
+    def __init__(self, rows: Tensor, records: Tensor, tokens: Tensor, size: int, shape: torch.Size) -> None:
+        self._rows, self._records, self._tokens, self._shape = rows, records, tokens, shape
+        self.numbers, squares = rows.numel(), rows.double().square().sum(1)
+        self.squares = squares.new_zeros(size).index_add(0, records, squares)
 
-    @property
-    def squares(self) -> Tensor:
-        squares = self.rows.double().square().sum(1)
-        return squares.new_zeros(self.size).index_add(0, self.records, squares)
-
-    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
-        rows = self.rows.where(kept[self.records, None], 0) * weights[self.records, None]
-        return weights.new_zeros(self.shape).index_add(0, self.tokens, rows)
+    def sum(self, weights: Tensor, counted: Tensor) -> Tensor:
+        rows = self._rows.where(counted[self._records, None], 0) * weights[self._records, None]
+        return weights.new_zeros(self._shape).index_add(0, self._tokens, rows)
 
 
 #: Inputs of a layer and gradients at its outputs (slopes), for each of its calls.
 Calls = Sequence[tuple[Tensor, Tensor]]
-Found = dict[Tensor, Gradients]
+GradientsOfLayer = dict[Tensor, Gradients]
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Tensor], Tensor] = lambda x: x) -> Found:
+def _shared(
+    layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Tensor], Tensor] = lambda x: x
+) -> GradientsOfLayer:
     """Return the gradients of a layer whose weight is shared by positions, of all calls together.
 
     Args:
@@ -269,7 +211,7 @@ def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Ten
 
     g = _joined([slopes for _, slopes in calls])
     (m, k, d, length), p = g.shape, layer.weight[0].numel()
-    gradients: Found = {}
+    gradients: GradientsOfLayer = {}
     if layer.bias is not None:
         gradients[layer.bias] = _Rows(g.sum(3).flatten(1))
     if _products_are_cheaper(p, d, length):
@@ -277,8 +219,8 @@ def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Ten
     else:
         rows, step = g.new_empty(m, k, d, p), max(1, _BLOCK // (k * p * length))
         for begin in range(0, m, step):
-            some = slice(begin, begin + step)
-            torch.matmul(g[some], positions(some).mT, out=rows[some])
+            block = slice(begin, begin + step)
+            torch.matmul(g[block], positions(block).mT, out=rows[block])
         gradients[layer.weight] = _Rows(rows.reshape(m, *layer.weight.shape))
     return gradients
 
@@ -297,7 +239,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), dim=3) if len(parts) > 1 else parts[0]
 
 
-def _linear(layer: nn.Linear, calls: Calls) -> Found:
+def _linear(layer: nn.Linear, calls: Calls) -> GradientsOfLayer:
     """Vectors (m, p) or sequences (m, ..., p); all steps of a recurrent layer are positions too."""
 
     def as_positions(values: Tensor) -> Tensor:
@@ -306,7 +248,7 @@ def _linear(layer: nn.Linear, calls: Calls) -> Found:
     return _shared(layer, [(as_positions(x), as_positions(g)) for x, g in calls])
 
 
-def _convolution(layer: Convolution, calls: Calls) -> Found:
+def _convolution(layer: Convolution, calls: Calls) -> GradientsOfLayer:
     """A linear layer on the windows of input that the positions of the output read, p numbers for each group."""
     k, d = layer.groups, layer.out_channels // layer.groups
     return _shared(layer, [(x, g.reshape(len(g), k, d, -1)) for x, g in calls], partial(_windows, layer))
@@ -332,7 +274,7 @@ def _windows(layer: Convolution, x: Tensor) -> Tensor:
     return windows.reshape(len(x), layer.groups, layer.weight[0].numel(), math.prod(sizes))
 
 
-def _embedding(layer: nn.Embedding, calls: Calls) -> Found:
+def _embedding(layer: nn.Embedding, calls: Calls) -> GradientsOfLayer:
     """The gradient of a token's row is the sum over its positions."""
     tokens = torch.cat([x.reshape(len(x), -1) for x, _ in calls], dim=1)
     slopes = torch.cat([g.reshape(len(g), -1, g.shape[-1]) for _, g in calls], dim=1)
@@ -341,34 +283,34 @@ def _embedding(layer: nn.Embedding, calls: Calls) -> Found:
     records = torch.arange(len(tokens), device=tokens.device)[:, None]
     keys, places = torch.unique(records * layer.num_embeddings + tokens, return_inverse=True)
     rows = slopes.new_zeros(len(keys), layer.embedding_dim).index_add(0, places.flatten(), slopes.flatten(0, 1))
-    which, token = keys // layer.num_embeddings, keys % layer.num_embeddings
-    return {layer.weight: _Lookups(rows, which, token, len(tokens), layer.weight.shape)}
+    owners, tokens_of_rows = keys // layer.num_embeddings, keys % layer.num_embeddings
+    return {layer.weight: _Lookups(rows, owners, tokens_of_rows, len(tokens), layer.weight.shape)}
 
 
-def _group_norm(layer: nn.GroupNorm, calls: Calls) -> Found:
+def _group_norm(layer: nn.GroupNorm, calls: Calls) -> GradientsOfLayer:
     """A factor and a summand for each channel of (m, C, *size)."""
     pairs = [(group_norm(x, layer.num_groups, eps=layer.eps), g) for x, g in calls]
     return _affine(layer, [(x.reshape(*x.shape[:2], -1).mT, g.reshape(*g.shape[:2], -1).mT) for x, g in pairs])
 
 
-def _layer_norm(layer: nn.LayerNorm, calls: Calls) -> Found:
+def _layer_norm(layer: nn.LayerNorm, calls: Calls) -> GradientsOfLayer:
     """A factor and a summand for each entry of the last dimensions."""
     shape = tuple(layer.normalized_shape)
     pairs = [(layer_norm(x, shape, eps=layer.eps), g) for x, g in calls]
     return _affine(layer, [(x.reshape(len(x), -1, *shape), g.reshape(len(g), -1, *shape)) for x, g in pairs])
 
 
-def _affine(layer: nn.GroupNorm | nn.LayerNorm, calls: Calls) -> Found:
+def _affine(layer: nn.GroupNorm | nn.LayerNorm, calls: Calls) -> GradientsOfLayer:
     """Return the gradients of factors and summands, given normalised inputs and slopes (m, T, *shape)."""
     x, g = (torch.cat(list(tensors), dim=1) for tensors in zip(*calls, strict=True))
-    gradients: Found = {layer.weight: _Rows((x * g).sum(1))}
+    gradients: GradientsOfLayer = {layer.weight: _Rows((x * g).sum(1))}
     if layer.bias is not None:
         gradients[layer.bias] = _Rows(g.sum(1))
     return gradients
 
 
 #: Layers with per-record gradients, by their ``forward``: subclasses may add no computation.
-_LAYERS: dict[Any, Callable[[Any, Calls], Found]] = {
+_LAYERS: dict[Any, Callable[[Any, Calls], GradientsOfLayer]] = {
     nn.Linear.forward: _linear,
     nn.Conv1d.forward: _convolution,
     nn.Conv2d.forward: _convolution,
@@ -395,7 +337,7 @@ def supports(network: nn.Module) -> bool:
     It does not show that records are treated apart, or that parameters are used by their layer alone: the trace does.
     """
     layers = _layers(network)
-    owned = [id(one) for layer in layers for one in layer.parameters() if one.requires_grad]
+    owned = [id(value) for layer in layers for value in layer.parameters() if value.requires_grad]
     return (
         len(owned) == len(set(owned))
         and set(owned) == set(map(id, trainable(network).values()))
@@ -404,42 +346,7 @@ def supports(network: nn.Module) -> bool:
     )
 
 
-class Clipper:
-    """Clips the gradients of one client at a time.
-
-    Attributes:
-        named: trainable parameters of a copy of the network, by name.
-        numbers: float32 numbers held for each record.
-    """
-
-    named: dict[str, nn.Parameter]
-    numbers: int
-
-    def set_values(self, values: Mapping[str, Tensor]) -> None:
-        """Let the network compute with these parameters, in its own types."""
-        for name, value in values.items():
-            self.named[name].data = value.to(self.named[name].dtype)
-
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
-
-        Args:
-            x: (m, *shape) records, m > 0.
-            y: (m,) targets.
-            clip_norm: of all parameters together.
-        """
-        raise NotImplementedError
-
-    def sums(
-        self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, there: Tensor, clips: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Same as :func:`clipped_sums`, of one client, whose records all count."""
-        self.set_values({name: value[0] for name, value in parameters.items()})
-        total, norms = self.clipped_sum(x[0], y[0], clips[0])
-        return total[None], norms[None]
-
-
-class GhostClipping(Clipper):
+class GhostClipping(OneClient):
     """Clipped sums of per-record gradients of a network, layer by layer from its inputs and its outputs' gradients.
 
     Record i must be row i of every layer's inputs and outputs, and depend on record i alone, as in networks that are
@@ -451,12 +358,7 @@ class GhostClipping(Clipper):
         form: memory format of the network and its records.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        form: torch.memory_format = torch.contiguous_format,
-    ) -> None:
+    def __init__(self, network: nn.Module, loss: Loss, form: torch.memory_format = torch.contiguous_format) -> None:
         self.named, layers, self._form = trainable(network), _layers(network), form
         self.numbers = 1
         self._trained = set(self.named.values())
@@ -470,11 +372,11 @@ class GhostClipping(Clipper):
             output.requires_grad_()  # a first layer: its parameters do not require gradients
         self._calls.setdefault(layer, []).append((inputs[0].detach(), output))
 
-    def set_values(self, values: Mapping[str, Tensor]) -> None:
-        """See :class:`Clipper`."""
+    def set_values(self, values: Values) -> None:
+        """See :class:`~coterie.client.clipper.OneClient`."""
         super().set_values({name: in_form(value, self._form) for name, value in values.items()})
 
-    def gradients(self, x: Tensor, y: Tensor) -> Found:
+    def gradients(self, x: Tensor, y: Tensor) -> GradientsOfLayer:
         """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out.
 
         This also learns how many numbers a record needs.
@@ -487,22 +389,22 @@ class GhostClipping(Clipper):
             self._calls = {}
         outputs = [output for pairs in calls.values() for _, output in pairs]
         slopes = iter(torch.autograd.grad(total, outputs, allow_unused=True, materialize_grads=True))
-        gradients: Found = {}
+        gradients: GradientsOfLayer = {}
         for layer, pairs in calls.items():
-            found = _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
-            gradients |= {parameter: one for parameter, one in found.items() if parameter in self._trained}
+            of_layer = _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
+            gradients |= {parameter: rows for parameter, rows in of_layer.items() if parameter in self._trained}
         captured = sum(given.numel() + output.numel() for pairs in calls.values() for given, output in pairs)
         self.numbers = (2 * captured + sum(gradient.numbers for gradient in gradients.values())) // len(x)
         return gradients
 
-    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Clip by norms that are computed layer by layer; see :class:`Clipper`."""
+    def clipped_sum(self, x: Tensor, y: Tensor, clip_norm: float | Tensor) -> Sums:
+        """Clip by norms that are computed layer by layer; see :class:`~coterie.client.clipper.OneClient`."""
         gradients = self.gradients(x, y)
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         squares = sum((gradient.squares for gradient in gradients.values()), zero)
         spread = sum((gradient.spread for gradient in gradients.values()), zero)
         norms = torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt()
-        weights, kept = clip_factors(norms, clip_norm)
-        sums = {parameter: gradient.sum(weights, kept).flatten() for parameter, gradient in gradients.items()}
-        parts = [sums[one] if one in sums else zero.new_zeros(one.numel()) for one in self.named.values()]
+        weights, finite = clip_factors(norms, clip_norm)
+        sums = {parameter: gradient.sum(weights, finite).flatten() for parameter, gradient in gradients.items()}
+        parts = [sums[value] if value in sums else zero.new_zeros(value.numel()) for value in self.named.values()]
         return torch.cat(parts), norms

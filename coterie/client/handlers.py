@@ -20,7 +20,7 @@ from coterie.client.backend import train
 from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.device import to_numpy
 from coterie.client.device_sums import clipped_total, stays_on_device
-from coterie.client.dpsgd import check_supported
+from coterie.client.gradients import check_supported
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
 from coterie.client.record_level import noisy_model_losses, train_privately

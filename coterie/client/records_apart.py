@@ -455,10 +455,6 @@ def _index(args: Arguments, kwargs: Keywords) -> bool:
     return isinstance(indices[0], slice) and indices[0] == slice(None)
 
 
-def _matmul(args: Arguments, kwargs: Keywords) -> bool:
-    return all(map(_is_rows, args)) and args[0].ndim == args[1].ndim >= 3
-
-
 def _spatial(*ndims: int) -> Rule:
     """Return the rule of a function of the last dimensions, which takes tensors of so many dimensions."""
     return lambda args, kwargs: (
@@ -486,7 +482,7 @@ _RULES: dict[str, Rule] = {
     "flatten": _flatten,
     "permute": _permute,
     "getitem": _index,
-    "matmul": _matmul,
+    "matmul": lambda args, kwargs: all(map(_is_rows, args)) and args[0].ndim == args[1].ndim >= 3,
     **{
         f"{name}_pool{rank}d": _spatial(rank + 2)
         for name in ("max", "avg", "adaptive_max", "adaptive_avg")

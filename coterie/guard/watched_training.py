@@ -37,7 +37,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader
 
-from coterie.client.ghost import clip_factors
+from coterie.client.clipper import clip_factors
 from coterie.guard.terms import GuardError, checked_event
 from coterie.models import fingerprint, trainable
 from coterie.models.errors import few

@@ -267,7 +267,7 @@ def _check_training(config: RunConfig) -> None:
     model, kind, shape = config.training.network, config.facts.kind, config.examples[0]
     _ = config.unused
     if config.privacy.privacy_unit == "record" and (config.units or not networks.is_tested(model)):
-        from coterie.client.dpsgd import check_supported  # imports Opacus, for seconds
+        from coterie.client.gradients import check_supported  # imports Opacus, for seconds
 
         network = networks.build(model, *config.examples)
         check_supported(network, shape, config.task, kind, config.units is not None)

@@ -13,7 +13,7 @@ import pytest
 from coterie.audit.clientapp import audit_client_app
 from coterie.audit.findings import dominance_test
 from coterie.audit.records import audit_records
-from coterie.client import dpsgd, ghost, record_level
+from coterie.client import clipper, dpsgd, ghost, gradients, record_level
 from coterie.datasets import TestSet, Units
 from coterie.fields import UNIT_SHARES
 from coterie.privacy import ClientLedger, Event, Streams
@@ -65,7 +65,7 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
-    monkeypatch.setattr(ghost, "_MARGIN", margin)
+    monkeypatch.setattr(clipper, "_MARGIN", margin)
     assert len(broken("gradient of any norm")) == 5
 
 
@@ -91,14 +91,14 @@ def test_an_adapter_that_counts_half_in_the_norm_of_a_record_is_found(monkeypatc
 @pytest.mark.slow
 def test_a_clip_of_each_record_of_a_patient_is_found(monkeypatch):
     def per_record(self, x, y, clip_norm):
-        records = dpsgd.BatchesOfOne(self._network, dpsgd.AUTO)
+        records = gradients.BatchesOfOne(self._network, dpsgd.AUTO)
         sums = [records.clipped_sum(x[:, j], y[:, j].clip(0), clip_norm) for j in range(3)]
         return sum(total for total, _ in sums), sums[0][1]
 
     assert not broken("units of several records")
-    right = dpsgd.BatchesOfOne.clipped_sum
+    right = gradients.BatchesOfOne.clipped_sum
     monkeypatch.setattr(
-        dpsgd.BatchesOfOne, "clipped_sum", lambda self, *batch: (per_record if self._units else right)(self, *batch)
+        gradients.BatchesOfOne, "clipped_sum", lambda self, *batch: (per_record if self._units else right)(self, *batch)
     )
     assert broken("units of several records")
 

@@ -14,11 +14,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie import models as networks
-from coterie.client import dpsgd, ghost
+from coterie.client import dpsgd, gradients
 from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.ghost import ChainClipping, GhostClipping
+from coterie.client.gradients import PerRecord
 from coterie.client.penalties import Penalty
 from coterie.datasets import Shard, TestSet
 from coterie.privacy import Streams, gaussian
+from coterie.tasks import AUTO
 from coterie.wire.messages import Layout
 
 #: Shape of an example and number of classes for every network; images are small to be quick.
@@ -127,10 +130,9 @@ def by_a_loop(name, case):
 def test_a_loop_over_records_gives_the_same(name, way, chunk, case, monkeypatch):
     model, shards, layout, start, wanted = by_a_loop(name, case)
     monkeypatch.setattr(dpsgd, "_MAX_RECORDS", chunk)
-    monkeypatch.setattr(dpsgd, "_MAX_NUMBERS", 2 * layout.size)  # two records a float64 copy
-    unused = {"opacus": ["GhostClipping"], "ghost": ["_Opacus", "BatchesOfOne"], "chain": ["_clipper"]}[way]
-    for other in unused:
-        monkeypatch.delattr(dpsgd, other)
+    monkeypatch.setattr(gradients, "_MAX_NUMBERS", 2 * layout.size)  # two records a float64 copy
+    for unused in {"opacus": [GhostClipping], "ghost": [PerRecord], "chain": [GhostClipping, PerRecord]}[way]:
+        monkeypatch.delattr(unused, "clipped_sum")
     found = train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], **WAYS[way])
     assert np.abs(wanted).max() > 0.01
     assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
@@ -262,21 +264,30 @@ def test_one_record_moves_the_noisy_sum_by_at_most_the_clipping_norm(gone, way):
     assert np.linalg.norm(unseen) > 0.3  # the noise alone
 
 
+class Given(PerRecord):
+    """Gradients are given in the place of records."""
+
+    def __init__(self):
+        pass
+
+    def gradients(self, x, y):
+        return [x.flatten(1), x[:, 0, 0]]
+
+
 def test_sums_keep_the_bound_before_they_are_rounded():
     x = torch.randn(1, 200, 1, 5, 5, generator=torch.Generator().manual_seed(1))
-    gradients = [x[0].flatten(1), x[0, :, 0, 0]]
     model = networks.build("mlp-32", (1, 5, 5), 3)
     layout, start = vectors(model, [None])
     there, clip = torch.ones(1, 200, dtype=torch.bool), torch.tensor([[0.01]], dtype=torch.float64)
 
     def chain(there):
         y = torch.zeros(1, 200, dtype=torch.int64)
-        return ghost.clipped_sums(model, layout.split(torch.tensor(start)), x, y, there, clip)[0]
+        return ChainClipping(model, AUTO).sums(layout.split(torch.tensor(start)), x, y, there, clip)[0]
 
     less = there.clone()
     less[0, 17] = False
     for moved in (
-        dpsgd._clipped_sum(gradients, 0.01)[0] - dpsgd._clipped_sum([each[less[0]] for each in gradients], 0.01)[0],
+        Given().clipped_sum(x[0], None, 0.01)[0] - Given().clipped_sum(x[0, less[0]], None, 0.01)[0],
         chain(there) - chain(less),
     ):
         assert moved.dtype == torch.float64

@@ -15,7 +15,9 @@ from torch.nn.functional import cross_entropy
 from coterie import models as networks
 from coterie.client import dpsgd, ghost
 from coterie.client.backend import Examples
+from coterie.client.clipper import clip_factors
 from coterie.client.dpsgd import DPSGD, clipped_gradients
+from coterie.client.gradients import clipper_of
 from coterie.models import ModelError
 
 ONE = DPSGD(100, 100, 1, 1.0, 1.0, 0.0)
@@ -48,7 +50,8 @@ def clipped(gradients, clip_norm):
 def clipping(model, x, loss=squared):
     """Ghost clipping of the network; None if it is clipped in another way, or not at all."""
     try:
-        clipper = dpsgd._clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, "cpu"), loss, True)
+        examples = Examples(x.shape[1:], x.dtype, torch.float32, "cpu")
+        clipper = clipper_of(model, examples, loss, batched=False, ghost=True, units=False)
     except ModelError:
         return None
     return clipper if isinstance(clipper, ghost.GhostClipping) else None
@@ -262,7 +265,7 @@ def test_one_record_moves_the_sum_by_at_most_the_clipping_norm(name, form):
     own = clipping(model, x, first_class)
     found = own.gradients(x, torch.zeros(200)).values()
     squares = sum(each.squares for each in found)
-    weights, kept = ghost.clip_factors(squares.sqrt(), 1e-3)
+    weights, kept = clip_factors(squares.sqrt(), 1e-3)
     assert kept.all()
     less = kept.clone()
     less[17] = False
@@ -408,14 +411,14 @@ def test_the_network_is_left_alone_and_prepared_once(fast):
     model, x = example("cnn-tiny", 3)
     model = model.eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    state, misses = torch.random.get_rng_state(), dpsgd._clipper.cache_info().misses
+    state, misses = torch.random.get_rng_state(), clipper_of.cache_info().misses
     first = clipped_gradients(model, x, first_class, ONE, ghost=fast)
     with torch.no_grad():
         for value in model.parameters():
             value.mul_(2)
     second = clipped_gradients(model, x, first_class, ONE, ghost=fast)
     assert float((first - second).norm()) > 0.01  # of the parameters of now
-    assert dpsgd._clipper.cache_info().misses == misses + 1
+    assert clipper_of.cache_info().misses == misses + 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not model.training
     for layer in model.modules():
@@ -455,11 +458,11 @@ def test_what_is_held_for_a_record_sets_the_physical_batch():
     held = (72 + 8) + (20 * 72 + 20) + (3 * 80 + 3)
     assert numbers == 2 * captured + held
     sizes = np.array([clipping(*example(name, 2), first_class).numbers for name in ("resnet18-gn", "cnn-tiny")])
-    assert np.all(dpsgd._chunk(int(sizes[0]), 16) < dpsgd._chunk(int(sizes[1]), 16))
+    assert np.all(dpsgd._physical_batch(int(sizes[0]), 16) < dpsgd._physical_batch(int(sizes[1]), 16))
 
 
 def test_gradients_that_are_not_finite_do_not_count():
     norms = torch.tensor([math.inf, math.nan, 2.0, 0.25], dtype=torch.float64)
-    factors, kept = ghost.clip_factors(norms, 0.5)
+    factors, kept = clip_factors(norms, 0.5)
     assert kept.tolist() == [False, False, True, True]
     assert factors.tolist() == pytest.approx([0, 0, 0.5, 2], rel=2e-6)

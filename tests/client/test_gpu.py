@@ -3,7 +3,6 @@
 ``make gpu-check`` runs this file on a machine with a GPU.
 """
 
-import copy
 import dataclasses
 import gc
 
@@ -19,6 +18,7 @@ from coterie.client import device as devices
 from coterie.client.backend import train
 from coterie.client.device_sums import clipped_total
 from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.gradients import BatchesOfOne, MappedClients, clipper_of
 from coterie.client.scores import accuracies, losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.privacy.clipping import clip_to_unit
@@ -100,8 +100,8 @@ def test_dp_sgd_of_a_cohort(name, clip_norm, device, monkeypatch):
     shards = shards_of(name)
     settings = [DPSGD(len(each.y), 3, 2, 0.1, clip_norm, 0.01, memory_mb=1) for each in shards]
     wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
-    by_vmap = dpsgd._Together(dpsgd.BatchesOfOne(copy.deepcopy(model).to(device), AUTO).together, 3 * layout.size)
-    monkeypatch.setattr(dpsgd, "_together", lambda *given: by_vmap)
+    mapped = MappedClients(BatchesOfOne(model, AUTO, device=device))
+    monkeypatch.setattr(dpsgd, "clipper_of", lambda *given, **options: mapped)
     settings = [dataclasses.replace(own, device=device) for own in settings]
     found = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=True)
     close(found, wanted, 1e-4)
@@ -117,11 +117,10 @@ def test_dp_sgd_of_a_cohort_drops_what_is_not_finite(bad, device):
         torch.ones(1, 1, dtype=torch.float64, device=device),
         torch.ones(1, 3, dtype=torch.bool, device=device),
     )
-    model = model.to(device)
-    together = dpsgd.BatchesOfOne(model, AUTO).together
-    wanted = together(layout.split(vectors), x[:, 1:], y[:, 1:], every[:, 1:], clips)[0]
+    sums = MappedClients(BatchesOfOne(model, AUTO, device=device)).sums
+    wanted = sums(layout.split(vectors), x[:, 1:], y[:, 1:], every[:, 1:], clips)[0]
     x[0, 0, 0, 0, 0] = bad
-    found = together(layout.split(vectors), x, y, every, clips)[0]
+    found = sums(layout.split(vectors), x, y, every, clips)[0]
     torch.testing.assert_close(found, wanted)
     assert wanted.norm() > 0.1
 
@@ -147,6 +146,14 @@ def test_a_network_that_vmap_does_not_support_trains_client_after_client(device)
     wanted = train(model, layout, start, shards, rngs(), config, batched=False)
     fast = dataclasses.replace(config, device=device)
     close(train(model, layout, start, shards, rngs(), fast, batched=True), wanted, 1e-4)
+
+
+@pytest.mark.parametrize(("network", "kind"), [("cnn-tiny", MappedClients), (None, BatchesOfOne)])
+def test_dp_sgd_takes_all_clients_at_once_on_a_gpu_if_vmap_supports_the_network(network, kind, device):
+    model = start_of(network)[0] if network else Counts()
+    device = "cuda" if device == "cuda" else "cpu:0"  # a device that is not called the CPU
+    examples = backend.Examples(SHAPES[network or "mlp-32"], torch.float32, torch.int64, device)
+    assert type(clipper_of(model, examples, AUTO, batched=True, ghost=True, units=False)) is kind
 
 
 def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):

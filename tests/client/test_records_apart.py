@@ -14,10 +14,11 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from coterie import models as networks
-from coterie.client import dpsgd, record_level, records_apart
+from coterie.client import gradients, record_level, records_apart
 from coterie.client.backend import Examples
-from coterie.client.dpsgd import DPSGD, BatchesOfOne, train_privately
+from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.ghost import GhostClipping
+from coterie.client.gradients import BatchesOfOne, Opacus
 from coterie.client.record_level import held_out_counts
 from coterie.client.records_apart import apart, traced
 from coterie.datasets import Shard, TestSet
@@ -59,8 +60,8 @@ def loss_of(outputs, y):
     return cross_entropy(outputs, y, reduction="none") if outputs.shape[1] > 1 else outputs.flatten().square()
 
 
-def clipper_of(network, shape):
-    return dpsgd._clipper(network, examples_of(shape), loss_of, True)
+def clipper_of(network, shape, loss=loss_of, units=False):
+    return gradients.clipper_of(network, examples_of(shape), loss, batched=False, ghost=True, units=units)
 
 
 def moves(clipper, shape):
@@ -130,7 +131,7 @@ IN_BATCHES_OF_ONE = {
 
 @for_rows("name", APART)
 def test_the_fast_ways_are_those_of_known_layers(name):
-    kinds = {**dict.fromkeys(BY_HOOKS, dpsgd._Opacus), **dict.fromkeys(IN_BATCHES_OF_ONE, BatchesOfOne)}
+    kinds = {**dict.fromkeys(BY_HOOKS, Opacus), **dict.fromkeys(IN_BATCHES_OF_ONE, BatchesOfOne)}
     assert type(clipper_of(*built(name))) is kinds.get(name, GhostClipping)
 
 
@@ -180,7 +181,7 @@ def test_a_round_of_a_network_that_mixes_is_that_of_batches_of_one(name):
 def test_a_unit_moves_a_sum_by_its_own_gradient(name):
     """A unit's records are a batch of their own, in which they may mix."""
     network = built(name)[0]
-    clipper = dpsgd._clipper(network, examples_of(VECTORS), task_of(CLASSES), True, True)
+    clipper = clipper_of(network, VECTORS, task_of(CLASSES), units=True)
     clipper.set_values({key: value.detach() for key, value in trainable(network).items()})
     x, y = records(VECTORS, 12, 4)
     x, y = x.reshape(4, 3, 6), y.reshape(4, 3)
@@ -474,7 +475,7 @@ def test_a_layer_with_code_of_its_own_is_not_known(layer, wrapped):
     network = nn.Sequential(layer) if wrapped else layer
     assert traced(copy.deepcopy(network), examples_of(VECTORS)) is None
     x, y = records(VECTORS, 3, 1)
-    total = dpsgd._clipper(network, examples_of(VECTORS), loss_of, True).clipped_sum(x, y, CLIP)[0]
+    total = clipper_of(network, VECTORS).clipped_sum(x, y, CLIP)[0]
     assert float(total.norm()) <= 3
 
 

@@ -15,7 +15,8 @@ from kit.site_tables import label_column, number_column
 from kit.tables import for_rows
 from torch import nn
 
-from coterie.client.dpsgd import DPSGD, _of_units, check_supported, train_privately
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.gradients import by_unit, check_supported
 from coterie.datasets import DataError, SchemaError, Shard, TableSchema, TestSet, Units, facts, read_table
 from coterie.datasets.local_files import local_records
 from coterie.datasets.tables import repeated_names, rows_held_out
@@ -225,7 +226,7 @@ def test_a_record_that_breaks_its_own_gradient_breaks_no_other(value):
 
 def test_missing_records_are_zeros_and_have_no_label():
     x, y = np.ones((3, 2), np.float32), np.array([1, 0, 1])
-    grouped = _of_units(shard_with(x, y, [0, 1, 1], most=2))
+    grouped = by_unit(shard_with(x, y, [0, 1, 1], most=2))
     assert grouped.x[0].tolist() == [[1, 1], [0, 0]]
     assert grouped.y.tolist() == [[1, -1], [0, 1]]
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy, max_pool2d, relu, scaled_dot_prod
 from torch.utils.data import DataLoader, TensorDataset
 
 from coterie.client.backend import train
-from coterie.client.dpsgd import DPSGD, check_supported, train_privately
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.gradients import check_supported
 from coterie.client.scores import accuracies
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
