@@ -40,7 +40,7 @@ import numpy as np
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, command
-from coterie.server.config import combined
+from coterie.server.resolution import combined
 from coterie.site.node import NodeConfig
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent

@@ -43,7 +43,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a TOML file, overridden by ``--set``, overridden by dedicated options."""
     from coterie.fields.settings import ConfigError
-    from coterie.server.config import RunConfig, combined
+    from coterie.server.config import RunConfig
+    from coterie.server.resolution import combined
 
     values: dict[str, Any] = {}
     if config is not None:

@@ -215,6 +215,11 @@ class Settings:
         """Return the declarations by full name."""
         return {declared.name: declared for declared in cls.declared().values()}
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Return the table with values by full name; other fields have their defaults."""
+        return cls(**{field: values[each.name] for field, each in cls.declared().items() if each.name in values})
+
     def values(self) -> dict[str, Any]:
         """Return all values by full name; None is written as its text, such as "auto"."""
         return {

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.fields import COUNT, LEARNING_RATE, LOCAL_EPOCHS
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import ConfigError, Settings, setting
 from coterie.models.adapters import ADAPTERS_FORM, NO_ADAPTERS, LoRA
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES
@@ -143,6 +143,14 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     def mean_lr(self, rounds: int) -> float:
         """Root mean square of ``lr`` over the rounds of a run."""
         return self.lr * float(np.sqrt(np.mean(self.lr_decay ** (2.0 * np.arange(rounds)))))
+
+    def check_rounds(self, rounds: int) -> None:
+        """Check that the step size is above 0 in every round, as clients require."""
+        if not self.lr * self.lr_decay ** (rounds - 1) > 0:
+            raise ConfigError(
+                f"lr-decay = {self.lr_decay:g}: lr = {self.lr:g} falls to 0 by round {rounds}; increase lr-decay, or "
+                "reduce rounds"
+            )
 
     @property
     def network(self) -> NetworkSpec:

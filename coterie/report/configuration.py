@@ -96,7 +96,7 @@ _UNSET = (None, "", 0, False, "auto")
 @cache
 def _declared(strategy: str) -> dict[str, Setting]:
     """Return the declarations of a run's settings by the last part of the name; of this version's methods only."""
-    from coterie.server.config import COMMON
+    from coterie.server.resolution import COMMON
     from coterie.strategies.registry import STRATEGIES
 
     method = STRATEGIES.get(strategy)

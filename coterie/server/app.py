@@ -29,10 +29,11 @@ from coterie.privacy.ledger import LedgerError
 from coterie.results import RoundRecord
 from coterie.rounds.client_registry import record_nothing
 from coterie.server import exporter, recorders
-from coterie.server.config import SETTINGS, RunConfig, combined
+from coterie.server.config import RunConfig
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
+from coterie.server.resolution import SETTINGS, combined
 from coterie.server.run import check_personal, initial_models, rounds_of, run
 from coterie.server.run_requests import roster_of, submission_of
 from coterie.server.start_models import StartModels

@@ -80,9 +80,10 @@ from coterie.server.checkpoints import (
     read_checkpoint,
     tensor_content,
 )
-from coterie.server.config import RunConfig, combined
+from coterie.server.config import RunConfig
 from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan, extension
 from coterie.server.data_origin import LOCAL, DataOrigin
+from coterie.server.resolution import combined
 from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard

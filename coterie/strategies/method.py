@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import MetricRecord
 
+from coterie.fields import MAX_REDRAWN
 from coterie.fields.settings import Settings
 from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates, Secure
 from coterie.rounds.aggregation import Aggregator
@@ -346,6 +347,11 @@ def _check_clusters(method: Method) -> None:
         raise StrategyError(
             f"clients = {plan.clients}: {method.name} clusters at least {method.fewest_clients} clients; use more "
             "clients, fewer clusters, or another strategy"
+        )
+    if plan.redraws and plan.rebalance_min and plan.num_clusters > MAX_REDRAWN:
+        raise StrategyError(
+            f"clusters = {plan.num_clusters}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
+            "clusters, or set rebalance-min to 0"
         )
     if plan.rebalance_min and "client" not in method.units:
         raise StrategyError(f"{method.name} does not support rebalancing; set rebalance-min to 0")

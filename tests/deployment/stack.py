@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.server.config import combined
+from coterie.server.resolution import combined
 
 # What somebody left in the checkout before the image was built.
 CANARY = secrets.token_hex(32)

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from kit.hostile import mutate
 from safetensors.numpy import load_file
 
-from coterie.server.config import combined
+from coterie.server.resolution import combined
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 sys.path.append(str(ROOT / "tests" / "deploy"))

@@ -13,8 +13,8 @@ from coterie.cli.run import settings_of
 from coterie.fields.removed import REMOVED
 from coterie.fields.settings import flat, nested
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
-from coterie.server.config import COMMON, combined
 from coterie.server.planning import participation_warnings
+from coterie.server.resolution import COMMON, combined
 from coterie.strategies.fedprox import FedProxSettings
 from coterie.strategies.registry import STRATEGIES
 
@@ -410,7 +410,7 @@ def test_differences_ignore_where_a_run_is_kept():
 
 
 def test_warns_of_a_delta_that_promises_little():
-    assert RunConfig({"epsilon": 100, "clients": 100}).delta == 1e-4
+    assert planning.delta(RunConfig({"epsilon": 100, "clients": 100})) == 1e-4
     assert RunConfig({"epsilon": 100, "clients": 100}).warnings() == []
     assert RunConfig({"epsilon": 100, "clients": 100, "delta": 0.001}).warnings() == []  # 1/(10 M) itself
     (warning,) = RunConfig({"epsilon": 100, "clients": 100, "delta": 0.0011}).warnings()

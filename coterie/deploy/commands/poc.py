@@ -177,7 +177,8 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
     from coterie.fields.settings import AUTO, ConfigError, flat, nested
     from coterie.files import write_atomic
-    from coterie.server.config import SETTINGS, RunConfig, combined
+    from coterie.server.config import RunConfig
+    from coterie.server.resolution import SETTINGS, combined
 
     if layout.settings.exists() and config is None and not assignments:
         return layout.unfinished()
@@ -297,7 +298,7 @@ def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
     from coterie.fields import MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
     from coterie.fields.settings import AUTO
     from coterie.privacy import Secure
-    from coterie.server.config import combined
+    from coterie.server.resolution import combined
 
     values = combined(settings_of(layout.settings, [], {}))
     of_schema = {"data.task"} if values.get("data.table-schema") else set()
