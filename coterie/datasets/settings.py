@@ -118,12 +118,8 @@ class DataSettings(Partition, DataFiles):
                 raise ConfigError(
                     f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {self.dataset!r}"
                 )
-        if own_data:
-            self._check_undivided()
-
-    def _check_undivided(self) -> None:
         values = self.values()
-        for name, neutral in _UNDIVIDED.items():
+        for name, neutral in _UNDIVIDED.items() if own_data else ():
             if values[name] != neutral:
                 raise ConfigError(
                     f"{name} = {values[name]!r}: clients' own data are neither partitioned nor shifted; set it to "
@@ -139,7 +135,7 @@ _UNDIVIDED = {
 }
 
 
-# ---- what explicit settings of the data, by full name, say of others ----------------------------------------
+# ---- what explicit settings, by full name, say of others --------------------------------------------------------
 
 
 def default_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,35 +144,28 @@ def default_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {"training.model": "regression"} if targets else {}
 
 
-def required_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the data set requires of settings that are not given."""
-    return _UNDIVIDED if explicit.get(_DATASET) == OWN_DATA else {}
+def completed(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
+    """Return explicit settings with those that clients' own data determine, whatever the method.
 
-
-def determined_settings(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
-    """Return the schema in place of its file and what it determines, or what the task or the files of clients do.
-
-    Args:
-        explicit: values by full name.
-        deployed: whether clients are deployed instead of simulated.
+    A schema stands in place of its file, and determines shape and classes; the columns of a simulation's tables are
+    those of the first client.
 
     Raises:
         ConfigError: the schema has errors, or contradicts another setting.
     """
-    if schema := str(explicit.get(_SCHEMA, "")).strip():
-        return _determined_by_schema(schema, explicit)
-    determined: dict[str, Any] = {}
-    if explicit.get(_DATASET) != OWN_DATA:
-        return determined
+    own_data = explicit.get(_DATASET) == OWN_DATA
+    values = {**(_UNDIVIDED if own_data else {}), **explicit}
+    if text := str(explicit.get(_SCHEMA, "")).strip():
+        return values | _by_schema(text, explicit)
     classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
-    if classes is not None and _CLASSES not in explicit:
-        determined[_CLASSES] = classes
-    if not (deployed or explicit.get(_COLUMNS) or "x" in str(explicit.get(_SHAPE, ""))):
-        determined[_COLUMNS] = first_columns(explicit.get("data.data-dir") or os.environ.get("COTERIE_DATA"))
-    return determined
+    if own_data and classes is not None:
+        values.setdefault(_CLASSES, classes)
+    if own_data and not (deployed or explicit.get(_COLUMNS) or "x" in str(explicit.get(_SHAPE, ""))):
+        values[_COLUMNS] = first_columns(explicit.get("data.data-dir") or os.environ.get("COTERIE_DATA"))
+    return values
 
 
-def _determined_by_schema(text: str, explicit: Mapping[str, Any]) -> dict[str, Any]:
+def _by_schema(text: str, explicit: Mapping[str, Any]) -> dict[str, Any]:
     try:
         schema = TableSchema.parse(text) if text.startswith("{") else TableSchema.load(Path(text))
     except DataError as error:

@@ -177,6 +177,19 @@ def setting(
     return field(default=default, metadata={_SETTING: {"help": help, "allowed": allowed, **limits, **flags}})
 
 
+def accepted_by(parse: Callable[[str], Any]) -> Callable[[str], bool]:
+    """Return the check of a text by a parser, which raises a ValueError for what is not allowed."""
+
+    def check(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return check
+
+
 @dataclass(frozen=True)
 class Settings:
     """Base of frozen dataclasses of settings; the constructor checks all values.

@@ -87,18 +87,16 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def _resolve_evaluation(self, deployed: bool) -> str:
         """Replace "auto" in the table of evaluation; return a warning if private evaluations cannot be planned."""
-        warning = ""
-        if self.evaluation.evaluate is None:
-            self.evaluation = replace(self.evaluation, evaluate=planning.evaluate(self, deployed))
+        automatic, warning = self.evaluation.evaluate is None, ""
+        self.evaluation = replace(self.evaluation, evaluate=planning.evaluate(self, deployed))
+        if automatic and self.evaluation.evaluate == "private":
             try:
                 planning.check_evaluation(self)
-                _ = self.evaluation.evaluate == "private" and self.plan
+                _ = self.plan
             except (ConfigError, PrivacyError) as error:
-                reason = f"private evaluations cannot be planned ({error})"
-                warning = f"evaluate = 'auto' is off: {reason}"
+                warning = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
                 self.evaluation = replace(self.evaluation, evaluate="off")
-        evaluating = planning.evaluate_clients(self, deployed)
-        self.evaluation = replace(self.evaluation, evaluate_clients=evaluating)
+        self.evaluation = replace(self.evaluation, evaluate_clients=planning.evaluate_clients(self, deployed))
         return warning
 
     @classmethod
@@ -237,11 +235,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.task.num_outputs
 
-    def strategy_options(self, server_lr: float) -> StrategyOptions:
-        """The configured options of the strategy.
+    def strategy(self, plan: Plan, **options: Any) -> ClusteredStrategy:
+        """The configured strategy.
 
         Args:
-            server_lr: the step size of the server; that of the run is :attr:`server_lr`, which calibrates the noise.
+            plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
+            options: options of a run in its folder, such as :attr:`server_lr`, which calibrates the noise; none for
+                checks and initial models.
         """
         facts_of: dict[str, Callable[[], Any]] = {
             "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
@@ -250,9 +250,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             "device": lambda: self.training.device,
             "precision": lambda: self.training.precision,
         }
-        return StrategyOptions(
+        configured = StrategyOptions(
             clusters=self.run.clusters,
-            server_lr=server_lr,
             server_optimizer=self.server_optimizer,
             reseeding=self.reseeding,
             averaging=self.averaging,
@@ -263,15 +262,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             min_replies=self.deployment.min_replies,
             **{name: facts_of[name]() for name in self.method.needs},
         )
-
-    def strategy(self, plan: Plan, options: StrategyOptions | None = None) -> ClusteredStrategy:
-        """The configured strategy.
-
-        Args:
-            plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
-            options: None: those of :meth:`strategy_options` with a step size of 1, for checks and initial models.
-        """
-        return self.method(plan, self.options, options=options or self.strategy_options(1.0))
+        return self.method(plan, self.options, options=configured, **options)
 
     @property
     def seed(self) -> int | None:

@@ -9,10 +9,10 @@ and Flower's run configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from coterie.datasets.settings import DataSettings, default_settings, determined_settings, required_settings
+from coterie.datasets.settings import DataSettings, completed, default_settings
 from coterie.fields.removed import removal
 from coterie.fields.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.models.settings import TrainingSettings
@@ -91,20 +91,10 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = {setting.key: setting.name for setting in reversed(SETTINGS.values())}  # the first one of a key wins
     if name in keys or name in others:
         return keys.get(name) or others[name]
-    refuse_removed(name)
+    if text := removal(name) or removal(name.rpartition(".")[2]):
+        raise ConfigError(text)
     hint = suggestion(name, [*keys, *declared, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} (`coterie run --keys` lists all settings)")
-
-
-def refuse_removed(name: str, remedy: str = "{}") -> None:
-    """Refuse a setting of earlier versions, by its full name or its last part.
-
-    Args:
-        name: name of a setting.
-        remedy: text of the error, in which `{}` is what to use instead.
-    """
-    if text := removal(name) or removal(name.rpartition(".")[2]):
-        raise ConfigError(remedy.format(text))
 
 
 # ---- precedence -------------------------------------------------------------------------------------------
@@ -151,31 +141,24 @@ def resolved(given: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
     """
     method = method_of(given)
     declared = declarations(method)
-    explicit = explicit_values(given)
-    explicit |= determined_settings(explicit, deployed=deployed)
+    explicit = completed(explicit_values(given), deployed=deployed)
     for name, value in explicit.items():
         if name not in declared:
             raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
     unit = declared[UNIT].default if declared[UNIT].default in method.units else method.units[0]
-    if UNIT not in explicit and unit == "none":
-        _refuse_privacy(explicit, [unit for unit in method.units if unit != "none"])
+    for name in REQUIRE_PRIVACY:
+        if name in explicit and unit == "none" and UNIT not in explicit:
+            units = " or ".join(unit for unit in method.units if unit != "none")
+            remedy = f" by default; set privacy-unit to {units}, or" if units else ";"
+            raise ConfigError(f"{name} = {explicit[name]}: {explicit[_STRATEGY]} has no privacy{remedy} leave it out")
     unit = explicit.get(UNIT, unit)
     return {
         **{name: setting.default for name, setting in declared.items()},
         **default_settings(explicit),
         UNIT: unit,
         **{full_name(key, method): value for key, value in method.default_settings(unit).items()},
-        **required_settings(explicit),  # whatever the method's defaults
         **explicit,
     }
-
-
-def _refuse_privacy(explicit: Mapping[str, Any], units: Sequence[str]) -> None:
-    """Refuse settings that have no effect without privacy; the method supports it by these units."""
-    for name in REQUIRE_PRIVACY:
-        if name in explicit:
-            remedy = f" by default; set privacy-unit to {' or '.join(units)}, or" if units else ";"
-            raise ConfigError(f"{name} = {explicit[name]}: {explicit[_STRATEGY]} has no privacy{remedy} leave it out")
 
 
 def check_effect(given: Mapping[str, Any], values: Mapping[str, Any], declared: Mapping[str, Setting]) -> None:
@@ -215,11 +198,11 @@ def stored_values(values: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an earlier version had further settings.
     """
     for name in flat(values):
-        refuse_removed(
-            name,
-            "the run was written by another version of Coterie ({}): resume the run with the version that began it, or "
-            "start another run with its models (--from)",
-        )
+        if text := removal(name) or removal(name.rpartition(".")[2]):
+            raise ConfigError(
+                f"the run was written by another version of Coterie ({text}): resume the run with the version that "
+                "began it, or start another run with its models (--from)"
+            )
     named = applicable(values)
     only = {name: setting.only for name, setting in declarations(method_of(named)).items()}
     return {

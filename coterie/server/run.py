@@ -197,8 +197,9 @@ def rounds_of(config: RunConfig) -> int:
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     evaluation, deployed = config.evaluation, folder.seen_rosters is not None
-    options = replace(
-        config.strategy_options(config.server_lr),
+    return config.strategy(
+        folder.plan,
+        server_lr=config.server_lr,
         ledger=folder.ledger,
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
@@ -212,7 +213,6 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
-    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
