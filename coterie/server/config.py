@@ -33,7 +33,7 @@ from coterie.server.resolution import (
     resolved,
     stored_values,
 )
-from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions, model_search
+from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
 from coterie.tasks import Task, TaskError
@@ -72,8 +72,8 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         self.aggregation = replace(self.aggregation, sampling_rate=planning.sampling_rate(self))
         check_effect(given, self.values, self.declared)
         try:
+            self.method.check_settings(self.__getitem__)
             self._check_clients()
-            self._check_clusters()
             self._check_data()
             if self.privacy.privacy_unit == "record":
                 planning.check_records(self)
@@ -155,15 +155,6 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         changed = copy.copy(self)
         vars(changed).update(attributes)
         return changed
-
-    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
-        here, there = self.values, other.values
-        return {
-            name: (here.get(name), there.get(name))
-            for name, declared in {**self.declared, **other.declared}.items()
-            if not declared.place and here.get(name) != there.get(name)
-        }
 
     # ---- derived values -----------------------------------------------------------------------------------
 
@@ -364,7 +355,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def _check_clients(self) -> None:
         deployment, clients = self.deployment, self.data.clients
-        if not deployment.min_clients <= clients:
+        if self.searches and self.models > clients:
+            raise ConfigError(f"max-clusters = {self.models} exceeds the number of clients ({clients}); reduce it")
+        if self.models > clients:
+            raise ConfigError(
+                f"clusters = {self.run.clusters} exceeds the number of clients ({clients}): reduce clusters or "
+                "increase clients"
+            )
+        if deployment.min_clients > clients:
             raise ConfigError(f"min-clients = {deployment.min_clients} exceeds the number of clients ({clients})")
         if deployment.min_replies and self.privacy.privacy_unit == "client":
             raise ConfigError(
@@ -372,48 +370,27 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
                 "of the number of replies, which repeated requests would reveal; set it to 0"
             )
 
-    def _check_clusters(self) -> None:
-        run, clients, reseed_every = self.run, self.data.clients, self.aggregation.reseed_every
-        if run.clusters == 0 and not self.method.finds_clusters:
-            raise ConfigError(f"clusters = 0: {run.strategy} does not determine the number of clusters; set it")
-        if run.max_clusters is not None and not self.searches:
-            raise ConfigError(
-                f"max-clusters = {run.max_clusters} has no effect with strategy = {run.strategy} and clusters = "
-                f"{run.clusters}, only with ifca and clusters = 0; leave it out"
-            )
-        if self.searches:
-            model_search.check_settings(self.models, clients, reseed_every)
-        if self.models > clients:
-            raise ConfigError(
-                f"clusters = {run.clusters} exceeds the number of clients ({clients}): reduce clusters or increase "
-                "clients"
-            )
-        if reseed_every and not self.method.clustered:
-            raise ConfigError(f"reseed-every = {reseed_every}: {run.strategy} has no clusters to re-seed; set it to 0")
-
     def _check_data(self) -> None:
-        data, produces, own_data = self.data, self.method.produces, self.data.dataset == OWN_DATA
+        data, own_data = self.data, self.data.dataset == OWN_DATA
         if own_data and data.samples_per_client and self.privacy.privacy_unit != "record":
             raise ConfigError(
                 f"samples-per-client = {data.samples_per_client}: clients use all of their own data, and only "
                 "record-level privacy requires a public number of records; set it to 0"
             )
-        if (own_data or data.task != AUTO) and data.task not in (AUTO, *self.facts.task.names):
-            task = self.facts.task
-            raise ConfigError(f"task = {data.task!r}: the data have {task}, whose task is {task.name}; leave it out")
-        if self.training.class_weights:
-            if produces == "labels":
-                raise ConfigError(f"class-weights: {self.method.name} has no loss of classes; leave them out")
-            _ = self.task
-        if produces == "labels" and own_data and not self.facts.task.has_classes:
-            raise ConfigError(
-                f"{self.method.name} compares clusters of records with classes, but the data have {self.facts.task}; "
-                "use another strategy"
-            )
+        if own_data or data.task != AUTO or self.training.class_weights:
+            task = self.task
+            if data.task not in (AUTO, *task.names):
+                raise ConfigError(
+                    f"task = {data.task!r}: the data have {task}, whose task is {task.name}; leave it out"
+                )
+            if own_data and self.method.produces == "labels" and not task.has_classes:
+                raise ConfigError(
+                    f"{self.method.name} compares clusters of records with classes, but the data have {task}; use "
+                    "another strategy"
+                )
         data.group_of()
 
     def _check_evaluation(self, deployed: bool) -> None:
-        """Check what the clients evaluate: the accuracy of their own models is known by noise or in a simulation."""
         evaluation, labels = self.evaluation, self.method.produces == "labels"
         if evaluation.evaluate_clients and (evaluation.evaluate != "diagnostic" or labels):
             raise ConfigError(
@@ -421,14 +398,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
                 "sample of clients; set it to 0, or evaluate to diagnostic"
             )
         planning.check_evaluation(self)
-        if evaluation.personalize == "none":
-            return
-        if labels:
-            raise ConfigError(
-                f"personalize = {evaluation.personalize!r}: {self.run.strategy} clusters records and trains no model "
-                "that a client could fit; set it to none"
-            )
-        if deployed and evaluation.evaluate != "private":
+        if deployed and evaluation.personalize != "none" and evaluation.evaluate != "private":
             raise ConfigError(
                 f"personalize = {evaluation.personalize!r}: deployed clients report the accuracy of their own models "
                 "only under noise (evaluate = private); set it to none here, and personalize in the clients' node "
@@ -436,7 +406,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             )
 
     def _check_strategy(self) -> None:
-        """Check that the method supports the plan and its options; it is the last check, which takes longest."""
+        """Check that the method supports the plan and its options, which takes longest."""
         strategy, trainer = self.strategy(planning.sketch(self)), self.training.plugins.get("trainer")
         if strategy.penalises and trainer is not None:
             raise ConfigError(

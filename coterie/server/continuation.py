@@ -28,7 +28,7 @@ def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
     Raises:
         ContinuationError: other settings differ, or ``stop-after`` would end the run before its further rounds.
     """
-    changed = stored.differences(config)
+    changed = differences(stored, config)
     accepted = {_STOP} | ({_ROUNDS} if config.run.rounds > stored.run.rounds else set())
     refused = {name: values for name, values in changed.items() if name not in accepted}
     if refused:
@@ -53,6 +53,16 @@ def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
             f"not to round {end}"
         )
     return {name: new for name, (_, new) in changed.items()}
+
+
+def differences(stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
+    old, new = stored.values, config.values
+    return {
+        name: (old.get(name), new.get(name))
+        for name, declared in {**stored.declared, **config.declared}.items()
+        if not declared.place and old.get(name) != new.get(name)
+    }
 
 
 def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> Plan:

@@ -25,22 +25,16 @@ if TYPE_CHECKING:
 
 # Default share of cluster sizes where they determine the number of clusters: sigma_h = 3.2 sigma_eff.
 _SEARCH_IDENTIFIER_SHARE = 0.1
-
-
 # Sampling rate without a setting where full participation is not the best choice.
 _SAMPLED = 0.2
 # Expected clients of a round without a setting.
 _MESSAGES = 5000
-
 # Clients that evaluate models in a simulation of more, without a setting.
 _EVALUATED = 200
-
 # Standard deviation of the noise of all rounds in a parameter.
 _NOISE_WALK = 0.3
-
 # Default share of epsilon for a histogram of scores.
 _SCORE_SHARE = 0.05
-
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
 # C of adaptive clipping over the median of norms: less is less noise and shorter steps (docs/results.md).
@@ -124,7 +118,7 @@ def plan(config: RunConfig) -> Plan:
     if config.privacy.privacy_unit == "record":
         return _record_level(config)
     kind, share = PLANS[config.privacy.mechanism], score_share(config)
-    numbers = _numbers(config) | ({"histogram_classes": config.facts.task.num_classes} if share else {})
+    numbers = _numbers(config)
     return kind.calibrated_with_histogram(share, **numbers) if share else kind.calibrated(**numbers)
 
 
@@ -189,7 +183,6 @@ def sketch(config: RunConfig) -> Plan:
     if share := score_share(config):
         alone = calibrate(share * config.privacy.epsilon, delta(config), 1.0, 1)  # what it needs by itself
         histogram = {"histograms": 1, "histogram_noise": alone}
-        histogram["histogram_classes"] = config.facts.task.num_classes
     return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config), **histogram)
 
 
@@ -225,6 +218,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "sizes_until": sizes_until(config) or math.inf,
         "evaluations": config.method.evaluations(config.run.rounds, every),
         "evaluation_noise": config.evaluation.evaluate_noise,
+        **({"histogram_classes": config.facts.task.num_classes} if score_share(config) else {}),
     }
 
 
@@ -280,11 +274,6 @@ def check_records(config: RunConfig) -> None:
         raise ConfigError(
             f"the schema names a unit of several records (column {config.units!r}), but {config.method.name} clusters "
             "single records: use another strategy, privacy-unit = none, or a schema without [unit]"
-        )
-    if config.privacy.clip_norm is None and config.method.produces == "labels":
-        raise ConfigError(
-            f"clip-norm = adaptive requires several rounds: {config.method.name} has one; set it to c, the bound "
-            "of a record's gradient"
         )
     for name in ("rebalance-min", "reseed-every"):
         if config[name]:

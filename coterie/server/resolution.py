@@ -162,13 +162,7 @@ def resolved(given: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
 
 
 def check_effect(given: Mapping[str, Any], values: Mapping[str, Any], declared: Mapping[str, Setting]) -> None:
-    """Check that no other setting disables one of the given ones.
-
-    Args:
-        given: values by full name, before their resolution.
-        values: value of every setting of the run.
-        declared: their declarations.
-    """
+    """Check that no other setting disables one of the given ones, by the values and declarations of all."""
     for name, value in given.items():
         only = declared[name].only if name in declared else None
         if only is None or value == AUTO or values[name] == declared[name].shown_default:

@@ -102,6 +102,33 @@ class Declarations:  # large: what a method declares, a line each
             settings |= {"sampling-rate": 1.0, "reseed-every": 0}
         return settings | ({"clusters": 0} if cls.grows else {}) | dict(cls.defaults)
 
+    @classmethod
+    def check_settings(cls, setting: Callable[[str], Any]) -> None:
+        """Check common settings of which plan and options do not say everything.
+
+        Args:
+            setting: function that returns the value of a setting by the last part of its name; None: "auto".
+
+        Raises:
+            StrategyError: the method does not use or support a value.
+        """
+        strategy, clusters, reseed_every = (setting(name) for name in ("strategy", "clusters", "reseed-every"))
+        searching = cls.searches and clusters == 0
+        if clusters == 0 and not cls.finds_clusters:
+            raise StrategyError(f"clusters = 0: {strategy} does not determine the number of clusters; set it")
+        if not searching and (maximum := setting("max-clusters")) is not None:
+            raise StrategyError(
+                f"max-clusters = {maximum} has no effect with strategy = {strategy} and clusters = {clusters}, only "
+                "with ifca and clusters = 0; leave it out"
+            )
+        if searching and not reseed_every:
+            raise StrategyError(
+                "reseed-every = 0 with clusters = 0: the search for the number of clusters re-seeds models; leave "
+                "reseed-every out, or set clusters"
+            )
+        if reseed_every and not cls.clustered:
+            raise StrategyError(f"reseed-every = {reseed_every}: {strategy} has no clusters to re-seed; set it to 0")
+
     @staticmethod
     def evaluations(rounds: int, every: int) -> int:
         """Number of evaluations in ``rounds`` rounds: one every ``every`` rounds, and one after the last."""

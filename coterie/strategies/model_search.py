@@ -75,21 +75,6 @@ class Found:
     factors: FloatArray
 
 
-def check_settings(max_clusters: int, clients: int, reseed_every: int) -> None:
-    """Check that settings allow the search.
-
-    Raises:
-        StrategyError: there are more models than clients, or none is re-seeded.
-    """
-    if max_clusters > clients:
-        raise StrategyError(f"max-clusters = {max_clusters} exceeds the number of clients ({clients}); reduce it")
-    if not reseed_every:
-        raise StrategyError(
-            "reseed-every = 0 with clusters = 0: the search for the number of clusters re-seeds models; leave "
-            "reseed-every out, or set clusters"
-        )
-
-
 def check(plan: Plan, average_last: float) -> None:
     """Check that a plan supports the search.
 
