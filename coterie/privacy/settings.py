@@ -124,14 +124,7 @@ class PrivacySettings(Settings):  # large: one field per setting
             )
 
     def check_shared_budget(self, seed: int | None) -> None:
-        """Check that a run with a shared budget can be certified.
-
-        Args:
-            seed: seed of the run.
-
-        Raises:
-            ConfigError: it cannot.
-        """
+        """Check that a run with a shared budget and a seed, None for secret randomness, can be certified."""
         conditions = {
             "privacy-unit": (self.privacy_unit, self.privacy_unit == "client"),
             "mechanism": (self.mechanism, not PLANS[self.mechanism].flaws),

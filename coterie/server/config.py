@@ -22,17 +22,7 @@ from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.run_state import StrategyError
 from coterie.server import planning
-from coterie.server.resolution import (
-    TABLES,
-    Tables,
-    check_effect,
-    combined,
-    declarations,
-    explicit_values,
-    full_name,
-    resolved,
-    stored_values,
-)
+from coterie.server.resolution import TABLES, Tables, check_effect, combined, declarations, full_name, resolved, stored
 from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
@@ -104,13 +94,13 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         """Return the configuration of a run folder, also of an earlier version.
 
         Args:
-            values: its table of settings.
+            values: table of its settings.
             changes: settings to change.
 
         Raises:
             ConfigError: see the class; or an earlier version had further settings.
         """
-        return cls(combined(stored_values(values), explicit_values(changes or {})))
+        return cls(stored(values, changes or {}))
 
     @property
     def tables(self) -> tuple[Settings, ...]:
@@ -241,6 +231,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             "device": lambda: self.training.device,
             "precision": lambda: self.training.precision,
         }
+        evaluation = self.evaluation
         configured = StrategyOptions(
             clusters=self.run.clusters,
             server_optimizer=self.server_optimizer,
@@ -248,6 +239,10 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             averaging=self.averaging,
             aggregator=self.aggregator,
             rebalance_train=self.aggregation.rebalance_train,
+            evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
+            evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
+            evaluate_clients=evaluation.evaluate_clients or 0,
+            personalize=None if evaluation.personalize == "none" else evaluation.personalize,
             registration_timeout=self.deployment.registration_timeout,
             min_clients=self.deployment.min_clients,
             min_replies=self.deployment.min_replies,

@@ -281,11 +281,6 @@ def check_records(config: RunConfig) -> None:
                 f"{name} = {config[name]} requires noisy cluster sizes, which only client-level privacy releases; "
                 "set it to 0"
             )
-    if config.evaluation.evaluate == "private" and not config.evaluation.score_share:
-        raise ConfigError(
-            "evaluate = 'private' releases a histogram of scores alone at record level: set score-share, or at record "
-            "level use diagnostic or off"
-        )
     for kind, name in config.training.plugins.items():
         raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL}")
     for client_plan in _record_plans(config, 1.0):

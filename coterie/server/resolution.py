@@ -185,11 +185,11 @@ def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if name in declared}
 
 
-def stored_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a run folder that have an effect; others may have defaults of another version.
+def stored(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changed values of a run folder that have an effect; others may have defaults of another version.
 
     Raises:
-        ConfigError: an earlier version had further settings.
+        ConfigError: an earlier version had further settings, or a change has an unknown name.
     """
     for name in flat(values):
         if text := removal(name) or removal(name.rpartition(".")[2]):
@@ -199,8 +199,9 @@ def stored_values(values: Mapping[str, Any]) -> dict[str, Any]:
             )
     named = applicable(values)
     only = {name: setting.only for name, setting in declarations(method_of(named)).items()}
-    return {
+    effective = {
         name: value
         for name, value in named.items()
         if (condition := only[name]) is None or named.get(condition[0], AUTO) in (AUTO, *condition[1])
     }
+    return combined(effective, explicit_values(changes))

@@ -196,16 +196,12 @@ def rounds_of(config: RunConfig) -> int:
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
-    evaluation, deployed = config.evaluation, folder.seen_rosters is not None
+    deployed = folder.seen_rosters is not None
     return config.strategy(
         folder.plan,
         server_lr=config.server_lr,
         ledger=folder.ledger,
         streams=streams,
-        evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
-        evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
-        evaluate_clients=evaluation.evaluate_clients or 0,
-        personalize=None if evaluation.personalize == "none" else evaluation.personalize,
         recorder=folder,
         resume_from=folder.resumed,
         masks=config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),

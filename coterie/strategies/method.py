@@ -422,7 +422,10 @@ def _check_schedule(method: Method) -> None:
     evaluations = method.evaluations(plan.rounds, options.evaluate_every)
     if plan.clients_keep_ledgers:
         if options.evaluate == "private" and not plan.histograms:
-            raise StrategyError("evaluate = 'private' at record level releases a histogram of scores: plan one")
+            raise StrategyError(
+                "evaluate = 'private' releases a histogram of scores alone at record level: set score-share, or at "
+                "record level use diagnostic or off"
+            )
         return
     if options.evaluate == "private" and plan.evaluations < evaluations:
         raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")
