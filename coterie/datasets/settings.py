@@ -144,8 +144,8 @@ def default_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {"training.model": "regression"} if targets else {}
 
 
-def completed(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
-    """Return explicit settings with those that clients' own data determine, whatever the method.
+def add_determined(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
+    """Add to explicit settings those that clients' own data determine, whatever the method.
 
     A schema stands in place of its file, and determines shape and classes; the columns of a simulation's tables are
     those of the first client.

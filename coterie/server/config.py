@@ -21,8 +21,8 @@ from coterie.privacy import Plan, PrivacyError
 from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.run_state import StrategyError
-from coterie.server import planning
-from coterie.server.resolution import TABLES, Tables, check_effect, combined, declarations, full_name, resolved, stored
+from coterie.server import planning, resolution
+from coterie.server.resolution import TABLES, Tables
 from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import strategy_class
 from coterie.strategies.server_optimizer import ServerOptimizer
@@ -53,14 +53,14 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     """
 
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
-        given = combined(values)
-        values = resolved(given, deployed=deployed)
+        given = resolution.combine(values)
+        values = resolution.resolve(given, deployed=deployed)
         for name, table in TABLES.items():
             setattr(self, name, table.from_values(values))
         self.options = self.method.settings_class.from_values(values)
         self._first_step: float | None = None
         self.aggregation = replace(self.aggregation, sampling_rate=planning.sampling_rate(self))
-        check_effect(given, self.values, self.declared)
+        resolution.check_effect(given, self.values, self.declared)
         try:
             self.method.check_settings(self.__getitem__)
             self._check_clients()
@@ -100,7 +100,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         Raises:
             ConfigError: see the class; or an earlier version had further settings.
         """
-        return cls(stored(values, changes or {}))
+        return cls(resolution.stored_values(values, changes or {}))
 
     @property
     def tables(self) -> tuple[Settings, ...]:
@@ -114,7 +114,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a setting by its full name or its last part; None if it is "auto"."""
-        full = full_name(name, self.method)
+        full = resolution.full_name(name, self.method)
         value = self.values[full]
         return None if (setting := self.declared[full]).optional and value == setting.none else value
 
@@ -127,7 +127,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
     @property
     def declared(self) -> dict[str, Setting]:
         """The declarations of all settings of the run, by full name."""
-        return declarations(self.method)
+        return resolution.declarations(self.method)
 
     def with_data_dir(self, folder: str) -> RunConfig:
         """Return this configuration with another folder of the data, which is no setting of the run."""

@@ -1,6 +1,6 @@
 """Names and precedence of settings: from the sources of a run to one value of every setting.
 
-    sources --combined--> given values by full name --resolved--> values --from_values--> tables
+    sources --combine--> given values by full name --resolve--> values --from_values--> tables
 
 Explicit values take precedence over the defaults of the method, these over the defaults of the data set, and these over
 the default of the setting. "auto" means that a setting is not set. The same rules apply to the command line, TOML files
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from coterie.datasets.settings import DataSettings, completed, default_settings
+from coterie.datasets.settings import DataSettings, add_determined, default_settings
 from coterie.fields.removed import removal
 from coterie.fields.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.models.settings import TrainingSettings
@@ -100,7 +100,7 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
 # ---- precedence -------------------------------------------------------------------------------------------
 
 
-def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
+def combine(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Merge values from several sources, by full name; later sources take precedence.
 
     Args:
@@ -129,7 +129,7 @@ def explicit_values(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value != AUTO}
 
 
-def resolved(given: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
+def resolve(given: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
     """Return the value of every setting of the run; precedence: explicit, method, data set, default.
 
     Args:
@@ -141,7 +141,7 @@ def resolved(given: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
     """
     method = method_of(given)
     declared = declarations(method)
-    explicit = completed(explicit_values(given), deployed=deployed)
+    explicit = add_determined(explicit_values(given), deployed=deployed)
     for name, value in explicit.items():
         if name not in declared:
             raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
@@ -180,12 +180,12 @@ def check_effect(given: Mapping[str, Any], values: Mapping[str, Any], declared: 
 
 def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by full name, without the settings of other methods."""
-    named = combined(values)
+    named = combine(values)
     declared = declarations(method_of(named))
     return {name: value for name, value in named.items() if name in declared}
 
 
-def stored(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def stored_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changed values of a run folder that have an effect; others may have defaults of another version.
 
     Raises:
@@ -204,4 +204,4 @@ def stored(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         for name, value in named.items()
         if (condition := only[name]) is None or named.get(condition[0], AUTO) in (AUTO, *condition[1])
     }
-    return combined(effective, explicit_values(changes))
+    return combine(effective, explicit_values(changes))

@@ -15,7 +15,7 @@ from coterie.fields.settings import flat, nested
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
 from coterie.server.continuation import differences
 from coterie.server.planning import participation_warnings
-from coterie.server.resolution import COMMON, combined
+from coterie.server.resolution import COMMON, combine
 from coterie.strategies.fedprox import FedProxSettings
 from coterie.strategies.registry import STRATEGIES
 
@@ -280,7 +280,7 @@ COMBINATIONS = [(name, unit) for name, method in STRATEGIES.items() for unit in 
 def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_path):
     given = small(strategy, unit)
     config = RunConfig(given)
-    by_flower = combined(given)  # flwr run: every setting of pyproject.toml, some of them replaced
+    by_flower = combine(given)  # flwr run: every setting of pyproject.toml, some of them replaced
     assert RunConfig(dict.fromkeys(SETTINGS, "auto") | by_flower) == config
     assert RunConfig(nested(by_flower)) == config  # a file with tables
     (tmp_path / "settings.toml").write_text(tomli_w.dumps(given))
