@@ -82,7 +82,7 @@ class DataFiles(Settings):
         """Return the public facts about the data.
 
         Args:
-            folder: of a data set; None: none.
+            folder: folder of a data set; None: none.
 
         Raises:
             DataError: they are incomplete, or contradict each other.

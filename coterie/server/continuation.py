@@ -70,9 +70,9 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> P
 
     Args:
         plan: under which the ledger was opened.
-        config: of the resumed run.
+        config: configuration of the resumed run.
         done: rounds that are completed.
-        ledger: of the run.
+        ledger: ledger of the run.
 
     Raises:
         ContinuationError: the mechanism has no further rounds, or they do not fit the budget that is left.

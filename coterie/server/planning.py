@@ -93,8 +93,8 @@ def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0, local: st
     their noise adds up, also where the noise is not known.
 
     Args:
-        plan: of the run.
-        optimizer: of the server.
+        plan: plan of the run.
+        optimizer: optimizer of the server.
         lr: root mean square over rounds of the step size of the clients.
         local: optimizer of the clients.
     """

@@ -66,7 +66,7 @@ def execute(folder: RunFolder, grid: Grid, compare: Compare | None = None) -> Ou
     """:func:`run` that returns the outcome as a record.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         grid: its clients.
         compare: adds scores that need the clients' data, which a simulation has, to exact ones.
     """
@@ -235,7 +235,7 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
     """Check the setting ``personalize``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         sent: layout of the models that clients receive.
 
     Raises:
