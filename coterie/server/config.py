@@ -248,7 +248,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
             min_replies=self.deployment.min_replies,
             **{name: facts_of[name]() for name in self.method.needs},
         )
-        return self.method(plan, self.options, options=configured, **options)
+        return self.method(plan, self.options, options=replace(configured, **options))
 
     @property
     def seed(self) -> int | None:
