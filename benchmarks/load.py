@@ -40,7 +40,7 @@ import numpy as np
 
 from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, command
-from coterie.server.config import combined
+from coterie.server.resolution import combine
 from coterie.site.node import NodeConfig
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
@@ -340,7 +340,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:  # n
         }
         if chosen.unit == "record":
             values |= {"epsilon": 8.0, "samples-per-client": RECORDS}
-        settings = " ".join(f"{name}={json.dumps(value)}" for name, value in combined(values).items())
+        settings = " ".join(f"{name}={json.dumps(value)}" for name, value in combine(values).items())
         began, left, used = time.monotonic(), collections.Counter[int](), cpu()
         ends: list[float] = []
         sizes: dict[int, dict[str, float]] = {}

@@ -15,7 +15,7 @@ from coterie import __version__
 from coterie.cli.program import cli
 from coterie.fields.settings import AUTO, Settings, nested
 from coterie.server import SETTINGS
-from coterie.server.config import COMMON
+from coterie.server.resolution import COMMON
 from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]

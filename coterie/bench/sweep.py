@@ -16,7 +16,7 @@ from coterie.bench.cells import Done
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.files import spreadsheet_cell
 from coterie.server import ConfigError, applicable
-from coterie.server.config import combined, declarations
+from coterie.server.resolution import combine, declarations, method_of
 from coterie.server.settings import RunSettings
 
 # Columns of runs.csv, and the results that they hold.
@@ -50,11 +50,11 @@ def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
         raise BenchError(f"seeds = {', '.join(map(str, seeds)) or 'none'}: name each seed once, as in --seeds 0-4")
     every = [{**fixed, **dict(zip(axes, values, strict=True))} for values in itertools.product(*axes.values())]
     used = [applicable(combination) for combination in every]
-    unused = set().union(*map(combined, every)) - set().union(*used)
+    unused = set().union(*map(combine, every)) - set().union(*used)
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")
     for used_settings in used:  # each value alone; the runs check what they allow together
-        declared = declarations(used_settings)
+        declared = declarations(method_of(used_settings))
         for name, value in used_settings.items():
             declared[name].parse(value)
     numbers = [name for name, values in axes.items() if None not in map(_number, values)]

@@ -43,7 +43,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a TOML file, overridden by ``--set``, overridden by dedicated options."""
     from coterie.fields.settings import ConfigError
-    from coterie.server.config import RunConfig, combined
+    from coterie.server.config import RunConfig
+    from coterie.server.resolution import combine
 
     values: dict[str, Any] = {}
     if config is not None:
@@ -58,7 +59,7 @@ def settings_of(config: Path | None, assignments: list[str], options: Mapping[st
         if not equals:
             raise ConfigError(f"--set {assignment}: must be key=value")
         given[key.strip()] = value.strip()
-    return combined(values, given, options)
+    return combine(values, given, options)
 
 
 def _names(setting: str) -> Callable[[str], list[str]]:

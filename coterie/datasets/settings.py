@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from coterie.datasets.catalog import DATASETS
+from coterie.datasets.client_data import first_columns
 from coterie.datasets.facts import OWN_DATA, Facts, facts
 from coterie.datasets.partition import Partition
+from coterie.datasets.schema import TableSchema
+from coterie.datasets.sources import DataError
 from coterie.fields import MAX_SCHEMA
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import ConfigError, Settings, setting
 from coterie.tasks import NAMES
+
+_DATASET, _SCHEMA, _SHAPE, _CLASSES, _COLUMNS = (
+    f"data.{key}" for key in ("dataset", "table-schema", "input-shape", "num-classes", "columns")
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class DataFiles(Settings):
         """Return the public facts about the data.
 
         Args:
-            folder: of a data set; None: none.
+            folder: folder of a data set; None: none.
 
         Raises:
             DataError: they are incomplete, or contradict each other.
@@ -83,4 +93,86 @@ class DataFiles(Settings):
 
 @dataclass(frozen=True)
 class DataSettings(Partition, DataFiles):
-    """The data set, the clients that share it, and how the data of hidden groups differ."""
+    """The data set, the clients that share it, and how the data of hidden groups differ.
+
+    Raises:
+        ConfigError: a setting of clients' own data is missing, or given for another data set.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own_data = self.dataset == OWN_DATA
+        if self.table_schema and not own_data:
+            raise ConfigError(f"table-schema is for dataset = 'own'; leave it out with {self.dataset!r}")
+        if self.columns and (self.table_schema or "x" in self.input_shape or not own_data):
+            raise ConfigError(
+                f"columns = {self.columns[:60]!r} is for tables of dataset = 'own' without a schema; leave it out"
+            )
+        for field, value in (("input_shape", self.input_shape or None), ("num_classes", self.num_classes)):
+            declared = self.declared()[field]
+            if own_data and value is None:
+                raise ConfigError(
+                    f"dataset = 'own' requires {declared.key}, {declared.help.removeprefix('own: ')}; set it"
+                )
+            if not own_data and value is not None:
+                raise ConfigError(
+                    f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {self.dataset!r}"
+                )
+        values = self.values()
+        for name, neutral in _UNDIVIDED.items() if own_data else ():
+            if values[name] != neutral:
+                raise ConfigError(
+                    f"{name} = {values[name]!r}: clients' own data are neither partitioned nor shifted; set it to "
+                    f"{neutral!r}"
+                )
+
+
+# Settings that partition or shift a data set, with the values required for clients' own data.
+_UNDIVIDED = {
+    name: value
+    for name, value in Partition(groups="1", shift="none").values().items()
+    if name not in ("data.clients", "data.samples-per-client")
+}
+
+
+# ---- what explicit settings, by full name, say of others --------------------------------------------------------
+
+
+def default_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of the data set for common settings; those of a method take precedence."""
+    targets = explicit.get(_DATASET) == OWN_DATA and str(explicit.get(_CLASSES)) == "0"
+    return {"training.model": "regression"} if targets else {}
+
+
+def add_determined(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
+    """Add to explicit settings those that clients' own data determine, whatever the method.
+
+    A schema stands in place of its file, and determines shape and classes; the columns of a simulation's tables are
+    those of the first client.
+
+    Raises:
+        ConfigError: the schema has errors, or contradicts another setting.
+    """
+    own_data = explicit.get(_DATASET) == OWN_DATA
+    values = {**(_UNDIVIDED if own_data else {}), **explicit}
+    if text := str(explicit.get(_SCHEMA, "")).strip():
+        return values | _by_schema(text, explicit)
+    classes = {"binary": 2, "regression": 0}.get(str(explicit.get("data.task")))
+    if own_data and classes is not None:
+        values.setdefault(_CLASSES, classes)
+    if own_data and not (deployed or explicit.get(_COLUMNS) or "x" in str(explicit.get(_SHAPE, ""))):
+        values[_COLUMNS] = first_columns(explicit.get("data.data-dir") or os.environ.get("COTERIE_DATA"))
+    return values
+
+
+def _by_schema(text: str, explicit: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        schema = TableSchema.parse(text) if text.startswith("{") else TableSchema.load(Path(text))
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    determined = {_SHAPE: str(schema.num_features), _CLASSES: schema.task.num_outputs}
+    determined |= {"data.clients": len(schema.site.values)} if schema.site else {}
+    for name, value in determined.items():
+        if str(explicit.get(name, value)) != str(value):
+            raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
+    return {**determined, _SCHEMA: str(schema)}

@@ -177,6 +177,19 @@ def setting(
     return field(default=default, metadata={_SETTING: {"help": help, "allowed": allowed, **limits, **flags}})
 
 
+def accepted_by(parse: Callable[[str], Any]) -> Callable[[str], bool]:
+    """Return the check of a text by a parser, which raises a ValueError for what is not allowed."""
+
+    def check(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return check
+
+
 @dataclass(frozen=True)
 class Settings:
     """Base of frozen dataclasses of settings; the constructor checks all values.
@@ -214,6 +227,11 @@ class Settings:
     def named(cls) -> dict[str, Setting]:
         """Return the declarations by full name."""
         return {declared.name: declared for declared in cls.declared().values()}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Return the table with values by full name; other fields have their defaults."""
+        return cls(**{field: values[each.name] for field, each in cls.declared().items() if each.name in values})
 
     def values(self) -> dict[str, Any]:
         """Return all values by full name; None is written as its text, such as "auto"."""

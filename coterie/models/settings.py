@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.fields import COUNT, LEARNING_RATE, LOCAL_EPOCHS
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import ConfigError, Settings, accepted_by, setting
 from coterie.models.adapters import ADAPTERS_FORM, NO_ADAPTERS, LoRA
-from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES
 from coterie.models.networks import MODELS
 from coterie.models.spec import NetworkSpec
-from coterie.tasks import TaskError, parse_weights
+from coterie.tasks import parse_weights
 
 #: Why no object of users for training runs at record level.
 NOT_AT_RECORD_LEVEL = (
@@ -26,28 +25,8 @@ NOT_AT_RECORD_LEVEL = (
 PLUGINS = ("optimizer", "loss", "trainer")
 #: Optimizers of Coterie's own.
 OPTIMIZERS = ("sgd", "adam", "adamw")
-# The training loop that takes steps of an optimizer.
-_OWN_LOOP = ("training.trainer", ("default",))
-
-
-# The loss that weights scale.
-_OWN_LOSS = ("training.loss", ("default",))
-
-
-def _are_weights(text: str) -> bool:
-    try:
-        parse_weights(text)
-    except TaskError:
-        return False
-    return True
-
-
-def _is_adapters(text: str) -> bool:
-    try:
-        LoRA.parse(text)
-    except ModelError:
-        return False
-    return True
+# The training loop that takes steps of an optimizer, and the loss that weights scale.
+_OWN_LOOP, _OWN_LOSS = ("training.trainer", ("default",)), ("training.loss", ("default",))
 
 
 @dataclass(frozen=True)
@@ -61,7 +40,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         NO_ADAPTERS,
         "adapters of low rank, which train while the network is frozen",
         allowed=ADAPTERS_FORM,
-        check=_is_adapters,
+        check=accepted_by(LoRA.parse),
         client=True,
         tuned=True,
     )
@@ -116,7 +95,7 @@ class TrainingSettings(Settings):  # large: a setting per line of training
         "weight of each class in the loss, in order; of several labels that of positives, of all or of each; from "
         "public numbers, as shares of labels would reveal records",
         allowed="numbers such as 1,5",
-        check=_are_weights,
+        check=accepted_by(parse_weights),
         client=True,
         tuned=True,
         only=_OWN_LOSS,
@@ -143,6 +122,14 @@ class TrainingSettings(Settings):  # large: a setting per line of training
     def mean_lr(self, rounds: int) -> float:
         """Root mean square of ``lr`` over the rounds of a run."""
         return self.lr * float(np.sqrt(np.mean(self.lr_decay ** (2.0 * np.arange(rounds)))))
+
+    def check_rounds(self, rounds: int) -> None:
+        """Check that the step size is above 0 in every round, as clients require."""
+        if not self.lr * self.lr_decay ** (rounds - 1) > 0:
+            raise ConfigError(
+                f"lr-decay = {self.lr_decay:g}: lr = {self.lr:g} falls to 0 by round {rounds}; increase lr-decay, or "
+                "reduce rounds"
+            )
 
     @property
     def network(self) -> NetworkSpec:

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import ConfigError, Settings, setting
 from coterie.privacy.accounting import ACCOUNTANTS, certifies
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, PLANS, WEIGHTS
 from coterie.privacy.record import SELECTIONS
 from coterie.privacy.schedule import DIVISORS
 
-_RECORD = ("privacy.privacy-unit", ("record",))
+#: Full name of the setting of the unit.
+UNIT = "privacy.privacy-unit"
+#: Settings that have no effect without privacy.
+REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.mechanism")
+
+_RECORD = (UNIT, ("record",))
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,28 @@ class PrivacySettings(Settings):  # large: one field per setting
         path=True,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy_unit == "record" and self.mechanism != self.declared()["mechanism"].default:
+            raise ConfigError(
+                f"privacy.mechanism = {self.mechanism!r} is for privacy-unit = client: at record level, clients train "
+                "by DP-SGD; leave it out"
+            )
+
+    def check_shared_budget(self, seed: int | None) -> None:
+        """Check that a run with a shared budget and a seed, None for secret randomness, can be certified."""
+        conditions = {
+            "privacy-unit": (self.privacy_unit, self.privacy_unit == "client"),
+            "mechanism": (self.mechanism, not PLANS[self.mechanism].flaws),
+            "seed": (seed, seed is None),
+        }
+        for name, (value, certified) in conditions.items():
+            if self.budget_file and not certified:
+                raise ConfigError(
+                    f"budget-file with {name} = {value!r}: a shared budget requires certified runs with client-level "
+                    f"privacy; leave out budget-file or change {name}"
+                )
+
 
 @dataclass(frozen=True)
 class RecordLevelSettings(Settings):
@@ -153,7 +180,7 @@ class RecordLevelSettings(Settings):
         "weights of the clients of a cluster: public numbers of records, or equal; without privacy: equal, unless "
         "records are their true numbers of training records",
         choices=(*WEIGHTS, "records"),
-        only=(_RECORD[0], ("record", "none")),
+        only=(UNIT, ("record", "none")),
     )
     profiles: str = setting(
         "",

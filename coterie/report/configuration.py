@@ -96,12 +96,12 @@ _UNSET = (None, "", 0, False, "auto")
 @cache
 def _declared(strategy: str) -> dict[str, Setting]:
     """Return the declarations of a run's settings by the last part of the name; of this version's methods only."""
-    from coterie.server.config import COMMON
+    from coterie.server.resolution import declarations
+    from coterie.strategies import ClusteredStrategy
     from coterie.strategies.registry import STRATEGIES
 
-    method = STRATEGIES.get(strategy)
-    tables = (*COMMON, method.settings_class) if method else COMMON
-    return {setting.key: setting for table in tables for setting in table.declared().values()}
+    method = STRATEGIES.get(strategy, ClusteredStrategy)  # which has no settings of its own
+    return {setting.key: setting for setting in declarations(method).values()}
 
 
 def _places() -> set[str]:

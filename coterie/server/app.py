@@ -29,10 +29,11 @@ from coterie.privacy.ledger import LedgerError
 from coterie.results import RoundRecord
 from coterie.rounds.client_registry import record_nothing
 from coterie.server import exporter, recorders
-from coterie.server.config import SETTINGS, RunConfig, combined
+from coterie.server.config import RunConfig
 from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
+from coterie.server.resolution import SETTINGS, combine
 from coterie.server.run import check_personal, initial_models, rounds_of, run
 from coterie.server.run_requests import roster_of, submission_of
 from coterie.server.start_models import StartModels
@@ -58,7 +59,7 @@ def open_folder(
             of a simulation.
         deployed: whether the clients are real; see :class:`RunConfig`.
     """
-    given = {name: value for name, value in combined(values).items() if value != AUTO}
+    given = {name: value for name, value in combine(values).items() if value != AUTO}
     if SETTINGS["resume"].parse(given.get("resume", False)):
         if not given.get("out"):
             raise ConfigError("resume requires out, the folder of the run to continue")

@@ -28,7 +28,7 @@ def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
     Raises:
         ContinuationError: other settings differ, or ``stop-after`` would end the run before its further rounds.
     """
-    changed = stored.differences(config)
+    changed = differences(stored, config)
     accepted = {_STOP} | ({_ROUNDS} if config.run.rounds > stored.run.rounds else set())
     refused = {name: values for name, values in changed.items() if name not in accepted}
     if refused:
@@ -55,14 +55,24 @@ def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
     return {name: new for name, (_, new) in changed.items()}
 
 
+def differences(stored: RunConfig, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
+    old, new = stored.values, config.values
+    return {
+        name: (old.get(name), new.get(name))
+        for name, declared in {**stored.declared, **config.declared}.items()
+        if not declared.place and old.get(name) != new.get(name)
+    }
+
+
 def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> Plan:
     """Return the plan with the rounds that the configuration has beyond it, at the same noise.
 
     Args:
         plan: under which the ledger was opened.
-        config: of the resumed run.
+        config: configuration of the resumed run.
         done: rounds that are completed.
-        ledger: of the run.
+        ledger: ledger of the run.
 
     Raises:
         ContinuationError: the mechanism has no further rounds, or they do not fit the budget that is left.

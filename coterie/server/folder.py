@@ -80,9 +80,10 @@ from coterie.server.checkpoints import (
     read_checkpoint,
     tensor_content,
 )
-from coterie.server.config import RunConfig, combined
+from coterie.server.config import RunConfig
 from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan, extension
 from coterie.server.data_origin import LOCAL, DataOrigin
+from coterie.server.resolution import combine
 from coterie.server.start_models import StartModels
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard
@@ -413,7 +414,7 @@ def _with_data(
     except FileError as error:
         raise FolderError(f"{error}{WAY_OUT}") from None
     try:
-        if earlier is not None and not combined(settings).get(_DATA_DIR):
+        if earlier is not None and not combine(settings).get(_DATA_DIR):
             earlier.require_directory()
             config = config.with_data_dir(earlier.folder)
         origin = check(config)

@@ -12,6 +12,7 @@ from coterie.datasets import OWN_DATA
 from coterie.fields import MAX_COHORT, MAX_PLANS
 from coterie.fields.plugins import source_hash
 from coterie.fields.settings import ConfigError, suggestion
+from coterie.models.settings import NOT_AT_RECORD_LEVEL
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, calibrate, certificate
 from coterie.privacy.certificate import UNIT_COLUMN, epsilon_observers
 from coterie.privacy.score_histograms import MAX_CLASSES
@@ -24,19 +25,16 @@ if TYPE_CHECKING:
 
 # Default share of cluster sizes where they determine the number of clusters: sigma_h = 3.2 sigma_eff.
 _SEARCH_IDENTIFIER_SHARE = 0.1
-
-
 # Sampling rate without a setting where full participation is not the best choice.
 _SAMPLED = 0.2
 # Expected clients of a round without a setting.
 _MESSAGES = 5000
-
+# Clients that evaluate models in a simulation of more, without a setting.
+_EVALUATED = 200
 # Standard deviation of the noise of all rounds in a parameter.
 _NOISE_WALK = 0.3
-
 # Default share of epsilon for a histogram of scores.
 _SCORE_SHARE = 0.05
-
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
 # C of adaptive clipping over the median of norms: less is less noise and shorter steps (docs/results.md).
@@ -52,17 +50,38 @@ def delta(config: RunConfig) -> float:
 
 
 def sampling_rate(config: RunConfig) -> float:
-    """Return the value of ``sampling-rate = "auto"``, from public numbers.
+    """Return the sampling rate; "auto" follows from public numbers.
 
     Noise of a mean falls as 1/sqrt(q) if participation is visible. Full participation is therefore the best protection
     against those who observe it, as long as its messages are affordable. Mechanisms with noisy labels need the
     amplification by secret participation; ``banded`` takes turns, and so does ``secure`` where not all can take part.
     """
+    if config.aggregation.sampling_rate is not None:
+        return config.aggregation.sampling_rate
     if config.privacy.privacy_unit != "client" or config.privacy.mechanism not in ("joint", "secure"):
         return _SAMPLED
     if config.privacy.mechanism == "secure":
         return 1 / math.ceil(config.data.clients / MAX_COHORT)
     return min(1.0, _MESSAGES / config.data.clients)
+
+
+def evaluate(config: RunConfig, deployed: bool) -> str:
+    """Return how clients evaluate models; "auto" is exact only where that reveals nothing, or privacy is not asked for.
+
+    Private evaluations of a deployed run are a default where they can be planned.
+    """
+    if config.evaluation.evaluate is not None:
+        return config.evaluation.evaluate
+    by_unit = {"client": "private", "record": "off", "none": "diagnostic"}
+    return by_unit[config.privacy.privacy_unit] if deployed else "diagnostic"
+
+
+def evaluate_clients(config: RunConfig, deployed: bool) -> int:
+    """Return the number of clients that evaluate, 0 for all; "auto" reads some in diagnostics of large simulations."""
+    if config.evaluation.evaluate_clients is not None:
+        return config.evaluation.evaluate_clients
+    exact = config.evaluation.evaluate == "diagnostic" and config.method.produces == "models"
+    return _EVALUATED if exact and not deployed and config.data.clients > _EVALUATED else 0
 
 
 def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0, local: str = "sgd") -> float:
@@ -74,8 +93,8 @@ def server_lr(plan: Plan, optimizer: ServerOptimizer, lr: float = 1.0, local: st
     their noise adds up, also where the noise is not known.
 
     Args:
-        plan: of the run.
-        optimizer: of the server.
+        plan: plan of the run.
+        optimizer: optimizer of the server.
         lr: root mean square over rounds of the step size of the clients.
         local: optimizer of the clients.
     """
@@ -99,7 +118,7 @@ def plan(config: RunConfig) -> Plan:
     if config.privacy.privacy_unit == "record":
         return _record_level(config)
     kind, share = PLANS[config.privacy.mechanism], score_share(config)
-    numbers = _numbers(config) | ({"histogram_classes": config.facts.task.num_classes} if share else {})
+    numbers = _numbers(config)
     return kind.calibrated_with_histogram(share, **numbers) if share else kind.calibrated(**numbers)
 
 
@@ -128,6 +147,31 @@ def histogram_problem(config: RunConfig) -> str:
     return "" if config.data.dataset == OWN_DATA else only
 
 
+def check_evaluation(config: RunConfig) -> None:
+    """Check that a histogram of scores can be released where it is asked for, and that noise protects evaluations.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    evaluation = config.evaluation
+    if share := evaluation.score_share:
+        reason = histogram_problem(config)
+        if not reason and evaluation.evaluate != "private":
+            reason = f"evaluate = {evaluation.evaluate!r} releases none; set it to private"
+        if reason:
+            raise ConfigError(f"score-share = {share:g}: {reason}; set score-share to 0 or auto")
+    if evaluation.evaluate != "private":
+        return
+    if config.privacy.privacy_unit == "none":
+        raise ConfigError("evaluate = 'private' requires privacy: change privacy-unit or evaluate")
+    if config.data.validation_clients:
+        raise ConfigError(
+            f"validation-clients = {config.data.validation_clients} with evaluate = 'private': the records of one "
+            "validation client are test data of many clients, so the noise does not protect it; set "
+            "validation-clients to 0, or evaluate to diagnostic or off"
+        )
+
+
 def sketch(config: RunConfig) -> Plan:
     """Return a plan without calibrated noise, for fast checks."""
     noise = config.privacy.noise_multiplier or 1.0
@@ -139,7 +183,6 @@ def sketch(config: RunConfig) -> Plan:
     if share := score_share(config):
         alone = calibrate(share * config.privacy.epsilon, delta(config), 1.0, 1)  # what it needs by itself
         histogram = {"histograms": 1, "histogram_noise": alone}
-        histogram["histogram_classes"] = config.facts.task.num_classes
     return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config), **histogram)
 
 
@@ -175,6 +218,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "sizes_until": sizes_until(config) or math.inf,
         "evaluations": config.method.evaluations(config.run.rounds, every),
         "evaluation_noise": config.evaluation.evaluate_noise,
+        **({"histogram_classes": config.facts.task.num_classes} if score_share(config) else {}),
     }
 
 
@@ -214,6 +258,11 @@ def check_records(config: RunConfig) -> None:
     Raises:
         ConfigError: one of them is missing or invalid.
     """
+    if config.record_level.weights == "records":
+        raise ConfigError(
+            "weights = 'records' is for privacy-unit = none: true numbers of records are private; use examples, the "
+            "public ones, or equal"
+        )
     if config.data.samples_per_client == 0:
         raise ConfigError("samples-per-client = 0: record level requires a public number of records per client; set it")
     if config.sampling_rate != 1:
@@ -226,22 +275,14 @@ def check_records(config: RunConfig) -> None:
             f"the schema names a unit of several records (column {config.units!r}), but {config.method.name} clusters "
             "single records: use another strategy, privacy-unit = none, or a schema without [unit]"
         )
-    if config.privacy.clip_norm is None and config.method.produces == "labels":
-        raise ConfigError(
-            f"clip-norm = adaptive requires several rounds: {config.method.name} has one; set it to c, the bound "
-            "of a record's gradient"
-        )
     for name in ("rebalance-min", "reseed-every"):
         if config[name]:
             raise ConfigError(
                 f"{name} = {config[name]} requires noisy cluster sizes, which only client-level privacy releases; "
                 "set it to 0"
             )
-    if config.evaluation.evaluate == "private" and not config.evaluation.score_share:
-        raise ConfigError(
-            "evaluate = 'private' releases a histogram of scores alone at record level: set score-share, or at record "
-            "level use diagnostic or off"
-        )
+    for kind, name in config.training.plugins.items():
+        raise ConfigError(f"{kind} = {name!r}: {NOT_AT_RECORD_LEVEL}")
     for client_plan in _record_plans(config, 1.0):
         if client_plan.num_examples > config.data.samples_per_client:
             raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
@@ -383,9 +424,9 @@ def warnings(config: RunConfig) -> list[str]:
         return []
     messages = []
     many = config.data.clients if unit == "client" else config.data.samples_per_client
-    if config.delta > 1 / (10 * many):
+    if delta(config) > 1 / (10 * many):
         messages.append(
-            f"delta = {config.delta:g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
+            f"delta = {delta(config):g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
     if config.method.produces == "labels":

@@ -66,7 +66,7 @@ def execute(folder: RunFolder, grid: Grid, compare: Compare | None = None) -> Ou
     """:func:`run` that returns the outcome as a record.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         grid: its clients.
         compare: adds scores that need the clients' data, which a simulation has, to exact ones.
     """
@@ -196,15 +196,12 @@ def rounds_of(config: RunConfig) -> int:
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
-    evaluation, deployed = config.evaluation, folder.seen_rosters is not None
-    options = replace(
-        config.strategy_options(config.server_lr),
+    deployed = folder.seen_rosters is not None
+    return config.strategy(
+        folder.plan,
+        server_lr=config.server_lr,
         ledger=folder.ledger,
         streams=streams,
-        evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
-        evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
-        evaluate_clients=evaluation.evaluate_clients or 0,
-        personalize=None if evaluation.personalize == "none" else evaluation.personalize,
         recorder=folder,
         resume_from=folder.resumed,
         masks=config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),
@@ -212,7 +209,6 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
-    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
@@ -239,7 +235,7 @@ def check_personal(config: RunConfig, sent: Layout) -> None:
     """Check the setting ``personalize``.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         sent: layout of the models that clients receive.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import MAX_CLUSTERS, PERSONAL_METHODS, ROUNDS, SEED
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import ConfigError, Settings, setting
 from coterie.strategies.registry import STRATEGIES
 
 
@@ -100,6 +100,14 @@ class EvaluationSettings(Settings):
         choices=("none", *PERSONAL_METHODS),
         tuned=True,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evaluate == "off" and self.personalize != "none":
+            raise ConfigError(
+                f"personalize = {self.personalize!r} has no effect with evaluate = 'off'; set evaluate to diagnostic "
+                "or private, or personalize to none"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import MetricRecord
 
+from coterie.fields import MAX_REDRAWN
 from coterie.fields.settings import Settings
 from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates, Secure
 from coterie.rounds.aggregation import Aggregator
@@ -100,6 +101,33 @@ class Declarations:  # large: what a method declares, a line each
         if "client" not in cls.units or unit == "record":  # all clients take part, and no sizes are released
             settings |= {"sampling-rate": 1.0, "reseed-every": 0}
         return settings | ({"clusters": 0} if cls.grows else {}) | dict(cls.defaults)
+
+    @classmethod
+    def check_settings(cls, setting: Callable[[str], Any]) -> None:
+        """Check common settings of which plan and options do not say everything.
+
+        Args:
+            setting: function that returns the value of a setting by the last part of its name; None: "auto".
+
+        Raises:
+            StrategyError: the method does not use or support a value.
+        """
+        strategy, clusters, reseed_every = (setting(name) for name in ("strategy", "clusters", "reseed-every"))
+        searching = cls.searches and clusters == 0
+        if clusters == 0 and not cls.finds_clusters:
+            raise StrategyError(f"clusters = 0: {strategy} does not determine the number of clusters; set it")
+        if not searching and (maximum := setting("max-clusters")) is not None:
+            raise StrategyError(
+                f"max-clusters = {maximum} has no effect with strategy = {strategy} and clusters = {clusters}, only "
+                "with ifca and clusters = 0; leave it out"
+            )
+        if searching and not reseed_every:
+            raise StrategyError(
+                "reseed-every = 0 with clusters = 0: the search for the number of clusters re-seeds models; leave "
+                "reseed-every out, or set clusters"
+            )
+        if reseed_every and not cls.clustered:
+            raise StrategyError(f"reseed-every = {reseed_every}: {strategy} has no clusters to re-seed; set it to 0")
 
     @staticmethod
     def evaluations(rounds: int, every: int) -> int:
@@ -347,6 +375,11 @@ def _check_clusters(method: Method) -> None:
             f"clients = {plan.clients}: {method.name} clusters at least {method.fewest_clients} clients; use more "
             "clients, fewer clusters, or another strategy"
         )
+    if plan.redraws and plan.rebalance_min and plan.num_clusters > MAX_REDRAWN:
+        raise StrategyError(
+            f"clusters = {plan.num_clusters}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
+            "clusters, or set rebalance-min to 0"
+        )
     if plan.rebalance_min and "client" not in method.units:
         raise StrategyError(f"{method.name} does not support rebalancing; set rebalance-min to 0")
     if not method.clustered and plan.rebalance_min:
@@ -389,7 +422,10 @@ def _check_schedule(method: Method) -> None:
     evaluations = method.evaluations(plan.rounds, options.evaluate_every)
     if plan.clients_keep_ledgers:
         if options.evaluate == "private" and not plan.histograms:
-            raise StrategyError("evaluate = 'private' at record level releases a histogram of scores: plan one")
+            raise StrategyError(
+                "evaluate = 'private' releases a histogram of scores alone at record level: set score-share, or at "
+                "record level use diagnostic or off"
+            )
         return
     if options.evaluate == "private" and plan.evaluations < evaluations:
         raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")

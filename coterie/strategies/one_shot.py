@@ -83,6 +83,23 @@ class OneShot(ClusteredStrategy):
         "evaluate-every": 1,
     }
 
+    @classmethod
+    def check_settings(cls, setting: Callable[[str], Any]) -> None:
+        """Refuse settings of models, and what needs several rounds."""
+        super().check_settings(setting)
+        if setting("class-weights"):
+            raise StrategyError(f"class-weights: {cls.name} has no loss of classes; leave them out")
+        if (personalize := setting("personalize")) != "none":
+            raise StrategyError(
+                f"personalize = {personalize!r}: {cls.name} clusters records and trains no model that a client could "
+                "fit; set it to none"
+            )
+        if setting("privacy-unit") == "record" and setting("clip-norm") is None:
+            raise StrategyError(
+                f"clip-norm = adaptive requires several rounds: {cls.name} has one; set it to c, the bound of a "
+                "record's gradient"
+            )
+
     def check(self) -> None:
         """Require one round of all clients, and points that fit into a message."""
         super().check()

@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
-from coterie.fields.settings import Settings, setting
+from coterie.fields.settings import Settings, accepted_by, setting
 from coterie.rounds.aggregation import Aggregator
 from coterie.strategies.server_optimizer import SERVER_OPTIMIZERS
-
-
-def _is_aggregator(text: str) -> bool:
-    try:
-        Aggregator.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class AggregationSettings(Settings):
         "aggregation of a cluster's updates; all but mean tolerate dishonest clients, 0.2 of a cluster, or SHARE; at "
         "client level: mean",
         allowed="mean, median, trimmed-mean, krum, multi-krum, or one of the last three with :SHARE below 0.5",
-        check=_is_aggregator,
+        check=accepted_by(Aggregator.parse),
         tuned=True,
     )
     average_last: float | None = setting(

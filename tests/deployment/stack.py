@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.server.config import combined
+from coterie.server.resolution import combine
 
 # What somebody left in the checkout before the image was built.
 CANARY = secrets.token_hex(32)
@@ -154,7 +154,7 @@ class Stack:
 
     def submit(self, **settings) -> str:
         """Start a run; its id."""
-        named = combined({key.replace("_", "-"): value for key, value in settings.items()})
+        named = combine({key.replace("_", "-"): value for key, value in settings.items()})
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in named.items())
         said = self.cli("flwr", "run", "/app", "coterie", "--run-config", config, "--format", "json").stdout
         self.started.append(str(json.loads(said[said.index("{") :])["run-id"]))

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from coterie.fields.settings import flat, nested
 from coterie.report.page import write_report
-from coterie.server.config import SETTINGS
+from coterie.server.resolution import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -332,16 +332,14 @@ class Federation:
         library = self.name.endswith("library metrics")
         strategy = config.strategy(
             self.plan,
-            replace(
-                config.strategy_options(config.server_lr),
-                streams=Streams(0),
-                evaluate="private" if config["evaluate"] == "private" else "diagnostic",
-                evaluate_every=config["evaluate-every"],
-                evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
-                recorder=kept,
-                resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
-                registration_timeout=0.0,
-            ),
+            server_lr=config.server_lr,
+            streams=Streams(0),
+            evaluate="private" if config["evaluate"] == "private" else "diagnostic",
+            evaluate_every=config["evaluate-every"],
+            evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
+            recorder=kept,
+            resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
+            registration_timeout=0.0,
         )
         if isinstance(strategy, OneShot):
             cluster = strategy.cluster

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from kit.hostile import mutate
 from safetensors.numpy import load_file
 
-from coterie.server.config import combined
+from coterie.server.resolution import combine
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 sys.path.append(str(ROOT / "tests" / "deploy"))
@@ -205,7 +205,7 @@ def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path, pre
         execute(sys.executable, "-c", _REGISTER, *(pki / "nodes" / f"node-{client}.pub" for client in range(CLIENTS)))
         with Nodes(pki, f"127.0.0.1:{fleet}", tmp_path / "own.npz") as nodes:
             settings = " ".join(
-                f"{name}={json.dumps(value)}" for name, value in combined({**RUN, "out": str(out)}).items()
+                f"{name}={json.dumps(value)}" for name, value in combine({**RUN, "out": str(out)}).items()
             )
             execute(BIN / "flwr", "run", ROOT, "here", "--run-config", settings)
             until(lambda: nodes.failed or (out / "result.json").exists(), server, log, seconds=400)

@@ -13,8 +13,9 @@ from coterie.cli.run import settings_of
 from coterie.fields.removed import REMOVED
 from coterie.fields.settings import flat, nested
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
-from coterie.server.config import COMMON, combined
+from coterie.server.continuation import differences
 from coterie.server.planning import participation_warnings
+from coterie.server.resolution import COMMON, combine
 from coterie.strategies.fedprox import FedProxSettings
 from coterie.strategies.registry import STRATEGIES
 
@@ -279,7 +280,7 @@ COMBINATIONS = [(name, unit) for name, method in STRATEGIES.items() for unit in 
 def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_path):
     given = small(strategy, unit)
     config = RunConfig(given)
-    by_flower = combined(given)  # flwr run: every setting of pyproject.toml, some of them replaced
+    by_flower = combine(given)  # flwr run: every setting of pyproject.toml, some of them replaced
     assert RunConfig(dict.fromkeys(SETTINGS, "auto") | by_flower) == config
     assert RunConfig(nested(by_flower)) == config  # a file with tables
     (tmp_path / "settings.toml").write_text(tomli_w.dumps(given))
@@ -402,15 +403,15 @@ def test_differences_ignore_where_a_run_is_kept():
     there |= {"round-timeout": 2}
     there |= {"min-clients": 1, "min-replies": 0.5, "privacy-unit": "none"}
     here = RunConfig({"out": "a", "privacy-unit": "none"})
-    assert here.differences(RunConfig(there)) == {}
-    assert here.differences(RunConfig({**there, "epsilon": 1, "rounds": 9})) == {
+    assert differences(here, RunConfig(there)) == {}
+    assert differences(here, RunConfig({**there, "epsilon": 1, "rounds": 9})) == {
         "rounds": (80, 9),
         "privacy.epsilon": (8.0, 1.0),
     }
 
 
 def test_warns_of_a_delta_that_promises_little():
-    assert RunConfig({"epsilon": 100, "clients": 100}).delta == 1e-4
+    assert planning.delta(RunConfig({"epsilon": 100, "clients": 100})) == 1e-4
     assert RunConfig({"epsilon": 100, "clients": 100}).warnings() == []
     assert RunConfig({"epsilon": 100, "clients": 100, "delta": 0.001}).warnings() == []  # 1/(10 M) itself
     (warning,) = RunConfig({"epsilon": 100, "clients": 100, "delta": 0.0011}).warnings()
@@ -586,7 +587,7 @@ def test_a_schema_determines_shape_and_classes_and_stays_with_the_run(schema_fil
     assert again.for_clients()["table-schema"] == str(config.facts.schema)
     assert RunConfig(OWN).for_clients()["table-schema"] == ""
     schema_file.write_text(SCHEMA.replace("mean = 50", "mean = 51"))
-    assert list(RunConfig(OWN_TABLES).differences(config)) == ["data.table-schema"]
+    assert list(differences(RunConfig(OWN_TABLES), config)) == ["data.table-schema"]
     target = SCHEMA.replace("[label]", "[target]").replace('classes = ["a", "b", "c"]', "scale = 7")
     schema_file.write_text(target)
     assert (RunConfig(OWN_TABLES)["model"], RunConfig(OWN_TABLES).examples) == ("regression", ((2,), 0))

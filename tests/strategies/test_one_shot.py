@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from coterie.client import points as verbs
 from coterie.clustering import dcn, k_means
 from coterie.engine.in_process import LocalGrid
+from coterie.fields.settings import ConfigError
 from coterie.models import autoencoder
 from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
 from coterie.rounds.batches import MessageBatch
 from coterie.server import RunConfig, RunError, RunFolder, run
-from coterie.server.config import ConfigError
 from coterie.strategies import FFCM, KFED, PPFCGAN
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest
 from coterie.wire.messages import pack_points

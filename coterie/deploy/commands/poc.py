@@ -177,7 +177,8 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
 
     from coterie.fields.settings import AUTO, ConfigError, flat, nested
     from coterie.files import write_atomic
-    from coterie.server.config import SETTINGS, RunConfig, combined
+    from coterie.server.config import RunConfig
+    from coterie.server.resolution import SETTINGS, combine
 
     if layout.settings.exists() and config is None and not assignments:
         return layout.unfinished()
@@ -189,10 +190,10 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
         elif layout.data_dir is None:
             defaults = {**_DIGITS, "samples-per-client": int(_HELD_OUT * (_IMAGES // layout.clients))}
     own = {"dataset": "own", "clients": layout.clients}
-    for name, value in combined(own).items():
+    for name, value in combine(own).items():
         if str(given.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
-    values = combined({"min-clients": layout.clients}, defaults, given, own)
+    values = combine({"min-clients": layout.clients}, defaults, given, own)
     RunConfig(values, deployed=True)
     for name, value in values.items():
         if value not in (AUTO, SETTINGS[name].none):
@@ -297,9 +298,9 @@ def _declared(layout: _Layout, *, has_budget: bool) -> list[str]:
     from coterie.fields import MASKED_SUMS, RECORD_LEVEL, TRUSTED_SERVER
     from coterie.fields.settings import AUTO
     from coterie.privacy import Secure
-    from coterie.server.config import combined
+    from coterie.server.resolution import combine
 
-    values = combined(settings_of(layout.settings, [], {}))
+    values = combine(settings_of(layout.settings, [], {}))
     of_schema = {"data.task"} if values.get("data.table-schema") else set()
     named = {name: str(values[name]) for name in _DECLARED if name in values and name not in of_schema}
     options = [word for name, value in named.items() if value != AUTO for word in (_DECLARED[name], value)]
