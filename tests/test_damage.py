@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from coterie.privacy import certificate
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 
 ROUNDS = 4
 #: The run, cut short after three of four rounds: what lies ahead must be calibrated and charged.

@@ -24,7 +24,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.fields import RECORD_LEVEL
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import RecordPlan, read_ledger
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.wire import ClientConfig
 from coterie.wire.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 

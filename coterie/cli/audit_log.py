@@ -40,7 +40,7 @@ def read_audit_log(path: Path) -> tuple[list[dict[str, Any]], AuditSummary]:
     """
     from coterie.files import FileError, parse_object, read_text
     from coterie.privacy.audit_log import read_entry
-    from coterie.privacy.ledger import LedgerError, chain_digest
+    from coterie.privacy.ledger_lines import LedgerError, chain_digest
 
     try:
         text = read_text(path)

@@ -77,7 +77,7 @@ def _record(client: Client, fields: Mapping[str, Any]) -> bool:
     if not client.folder:
         return True
     from coterie.privacy.audit_log import AuditLog
-    from coterie.privacy.ledger import LedgerError
+    from coterie.privacy.ledger_lines import LedgerError
 
     try:
         AuditLog(Path(client.folder) / f"client-{client.client_id}.audit.jsonl").append("request", **fields)

@@ -13,7 +13,7 @@ from coterie.fields import finite
 from coterie.guard.owners import UNNAMED, charges_by_site, reporter
 from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.accounting import SLACK, accountant_title
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 
 _ACCOUNTANTS = ("pld", "rdp")
 #: Epsilon by RDP above which nothing else is computed, and nothing is charged at a site.

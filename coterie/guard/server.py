@@ -24,7 +24,7 @@ from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import GuardError
 from coterie.privacy import ClientLedger, Event, epsilon
 from coterie.privacy.accounting import SLACK, check_delta
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 
 _TRAIN = "train"
 _LEDGER, _CERTIFICATE = "ledger.jsonl", "guard.json"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coterie.files import FileError, open_regular, parse_object, private_folder, sync_folder
 from coterie.privacy.anchors import tail
-from coterie.privacy.ledger import LedgerError, chain_digest
+from coterie.privacy.ledger_lines import LedgerError, chain_digest
 
 _CHAINED = re.compile(r'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
 

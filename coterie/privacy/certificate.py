@@ -24,7 +24,7 @@ from coterie.privacy.accountants import (
     events_of_a_client,
 )
 from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
-from coterie.privacy.ledger import START, count_events, earlier_events, extended_terms, header_digest
+from coterie.privacy.ledger_lines import START, count_events, earlier_events, extended_terms, header_digest
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import NO_EVENTS, Guarantee

@@ -13,7 +13,7 @@ from coterie.files import FileError, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further, epsilon
 from coterie.privacy.certificate import COMPOSED, ODDS, certificate, plan_in_force
-from coterie.privacy.ledger import (
+from coterie.privacy.ledger_lines import (
     HELD_OUT,
     LedgerError,
     count_of,

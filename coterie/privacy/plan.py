@@ -22,7 +22,8 @@ import numpy as np
 
 from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
-from coterie.privacy.ledger import Ledger, LedgerError, Permit
+from coterie.privacy.ledger import Ledger, Permit
+from coterie.privacy.ledger_lines import LedgerError
 from coterie.privacy.noise import NoiseSplit, check_noise
 from coterie.privacy.preconditions import JOINT, Precondition
 from coterie.privacy.randomness import FloatArray, Streams, gaussian

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOCAL_EPOCHS, Bounds, OneOf
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import affordable, min_noise
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.privacy.noise import NoiseSplit, check_noise
 from coterie.privacy.preconditions import RECORDS
 from coterie.privacy.selection import selection_event

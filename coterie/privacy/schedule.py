@@ -17,7 +17,8 @@ from coterie.fields import AT_LEAST_0, AT_LEAST_1, RATE, SHARE, Bounds, OneOf
 from coterie.privacy.accountants import Event, PrivacyError, events_of_a_client
 from coterie.privacy.accounting import calibrate
 from coterie.privacy.clipping import check_clip_norm
-from coterie.privacy.ledger import Ledger, Permit, count_events
+from coterie.privacy.ledger import Ledger, Permit
+from coterie.privacy.ledger_lines import count_events
 from coterie.privacy.releases import IntArray
 from coterie.privacy.score_histograms import MAX_CLASSES
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest

@@ -18,7 +18,7 @@ from coterie.files import FileError, read_object, write_atomic
 from coterie.privacy.accountants import Event
 from coterie.privacy.charge_times import elapsed_of
 from coterie.privacy.filter import events_entry, parse_events
-from coterie.privacy.ledger import HELD_OUT, LedgerError, Mark, charges_since, count_of, event_of
+from coterie.privacy.ledger_lines import HELD_OUT, LedgerError, Mark, charges_since, count_of, event_of
 
 #: What sums are by: an entry of charges, or the day of their elapsed time, from 0.
 RUN, REQUEST, DAY = "run", "request", "day"

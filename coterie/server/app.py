@@ -25,7 +25,7 @@ from coterie.flower import run_log
 from coterie.logs import printable, report_progress
 from coterie.privacy import Secure, Streams
 from coterie.privacy.audit_log import AuditLog
-from coterie.privacy.ledger import LedgerError
+from coterie.privacy.ledger_lines import LedgerError
 from coterie.results import RoundRecord
 from coterie.rounds.client_registry import record_nothing
 from coterie.server import exporter, recorders

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from coterie.privacy import Ledger, Plan, RecordLevel
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.server.config import RunConfig
 from coterie.server.planning import sizes_until
 

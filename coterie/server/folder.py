@@ -64,7 +64,7 @@ from coterie.logs import ProgressCallback, ignore_progress
 from coterie.models import fingerprint
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
-from coterie.privacy.ledger import START
+from coterie.privacy.ledger_lines import START
 from coterie.privacy.manifest import MANIFEST, SIGNATURE, manifest_of
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
 from coterie.rounds.client_registry import record_nothing

@@ -15,7 +15,7 @@ from coterie.privacy.accountants import events_of_a_client
 from coterie.privacy.accounting import certifies
 from coterie.privacy.certificate import certificate, plan_in_force
 from coterie.privacy.check import verified
-from coterie.privacy.ledger import earlier_events, header_digest
+from coterie.privacy.ledger_lines import earlier_events, header_digest
 from coterie.privacy.statement import Guarantee
 from coterie.rounds.recorder import Checkpoint
 from coterie.server.checkpoints import read_checkpoint

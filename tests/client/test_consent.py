@@ -12,7 +12,7 @@ from coterie.client.consent import Consent
 from coterie.deploy.certificates import add_submitter, remove_submitter
 from coterie.privacy import PLANS, RecordPlan, epsilon
 from coterie.privacy.budget_files import spending
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.site.errors import DeployError
 from coterie.site.node import NodeConfig
 from coterie.site.policy import Policy

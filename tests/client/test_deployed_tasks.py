@@ -12,7 +12,7 @@ from PIL import Image
 
 from coterie.client.state import ClientError
 from coterie.datasets import Declared, describe, own_shard
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 from coterie.server import RunConfig
 from coterie.site.node import NodeConfig
 from coterie.wire.messages import read_reply

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 from test_hostile_server import CHEAP, CONFIG, WORLDS, World, sender  # noqa: F401
 
 from coterie.privacy.budget_files import reconcile_run, spending
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 from coterie.rounds.exchange import Exchange
 
 HEAD = "ab" * 16

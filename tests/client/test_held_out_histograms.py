@@ -8,7 +8,7 @@ from torch import nn
 from coterie.client.record_level import held_out_counts
 from coterie.datasets import Shard, TestSet
 from coterie.models import float32_arrays
-from coterie.privacy.ledger import HELD_OUT
+from coterie.privacy.ledger_lines import HELD_OUT
 from coterie.privacy.score_histograms import CELLS, UnitCounts
 from coterie.wire.messages import Layout
 

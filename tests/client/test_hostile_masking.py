@@ -26,7 +26,7 @@ from coterie.client.state import ClientError
 from coterie.deploy.certificates import add_submitter, create
 from coterie.privacy import ClientLedger, Event, Secure, epsilon
 from coterie.privacy.discrete_gaussians import STEPS as GRID
-from coterie.privacy.ledger import event_of
+from coterie.privacy.ledger_lines import event_of
 from coterie.privacy.secure_aggregation import MaskingClient, NoiseLayers
 from coterie.site.node import NodeConfig
 from coterie.site.run_request import RunRequest

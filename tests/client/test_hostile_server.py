@@ -27,7 +27,7 @@ from coterie.datasets import DataError, own_shard
 from coterie.engine.in_process import LocalGrid
 from coterie.models import build_gan, initialise
 from coterie.privacy.budget_files import reconcile, spending
-from coterie.privacy.ledger import count_events, read_ledger
+from coterie.privacy.ledger_lines import count_events, read_ledger
 from coterie.server import RunConfig
 from coterie.site.errors import DeployError
 from coterie.site.node import NodeConfig

@@ -20,7 +20,7 @@ from coterie.deploy.backups import back_up
 from coterie.privacy import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.discrete_gaussians import STEPS as STEPS_OF_GRID
-from coterie.privacy.ledger import event_of
+from coterie.privacy.ledger_lines import event_of
 from coterie.privacy.secure_aggregation import SecureError, discrete_gaussian, noise_layers, to_modulus
 from coterie.privacy.secure_aggregation.keys import agree, unseal
 from coterie.wire.messages import CONFIG, REPLY, SCORE_COUNTS, Layout

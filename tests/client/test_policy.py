@@ -18,7 +18,7 @@ from coterie.client.state import ClientError
 from coterie.deploy.clientapp import answer
 from coterie.deploy.edge import Edge, checks
 from coterie.privacy import ClientLedger, charge_times, epsilon
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.site.errors import DeployError
 from coterie.site.node import NodeConfig
 from coterie.site.policy import RELEASES, Policy

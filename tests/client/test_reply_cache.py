@@ -13,7 +13,7 @@ from kit.deployed import RECORDS, reply_of
 from coterie.client.reply_cache import ReplyCache
 from coterie.client.state import ClientError
 from coterie.models import initialise
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 from coterie.server import RunConfig
 from coterie.wire import TrainRequest
 from coterie.wire.messages import Layout, pack_models, read_reply

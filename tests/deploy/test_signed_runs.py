@@ -16,7 +16,7 @@ from coterie.cli.audit_log import read_audit_log
 from coterie.deploy.app_bundle import bundle
 from coterie.deploy.certificates import add_submitter, create, state_app
 from coterie.deploy.status import register_nodes
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 RUN = {

@@ -26,7 +26,7 @@ from coterie.guard import REFUSAL, Guard
 from coterie.guard.report import GUARD, Report
 from coterie.guard.watched_training import GuardedOptimizer
 from coterie.privacy import read_ledger
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 
 pytestmark = QUIET
 LR, NOISE, CLIP, MOMENTUM = 1e-3, 50.0, 1.0, 0.9

@@ -44,7 +44,7 @@ from coterie.guard import REFUSAL, Guard, certificate
 from coterie.guard.report import GUARD
 from coterie.guard.watched_training import PoissonBatches, Watch, watched
 from coterie.privacy import ClientLedger, Event, LedgerError, RecordPlan, epsilon, read_ledger
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 
 pytestmark = QUIET
 RATE = BATCH / N

@@ -12,7 +12,7 @@ from coterie.files import FileError
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import backup, reconcile, restore, spending
-from coterie.privacy.ledger import count_events, read_ledger
+from coterie.privacy.ledger_lines import count_events, read_ledger
 
 DELTA, EPSILON = 1e-5, 8.0
 STEP, OTHER = Event(0.05, 2.0), Event(1.0, 30.0)
@@ -203,7 +203,7 @@ def test_opening_reads_what_is_after_the_anchor_alone(site, monkeypatch):
         ledger._add_anchor()
     read = []
     parse = json.loads
-    monkeypatch.setattr("coterie.privacy.ledger.json.loads", lambda text, **_: read.append(text) or parse(text))
+    monkeypatch.setattr("coterie.privacy.ledger_lines.json.loads", lambda text, **_: read.append(text) or parse(text))
     site.spend(2)
     assert len(read) < 10
 
@@ -252,7 +252,7 @@ def test_a_full_disk_is_explained_to_a_client_s_owner(site, monkeypatch):
 
     site.spend(1)
     with closing(site.open()) as ledger, monkeypatch.context() as patched:
-        patched.setattr("coterie.privacy.ledger.os.fsync", full)
+        patched.setattr("coterie.privacy.ledger_lines.os.fsync", full)
         with pytest.raises(LedgerError, match="No space left on device; nothing was released") as caught:
             ledger.spend(2, Counter({STEP: 10}), planned=PLANNED)
     assert "--resume" not in str(caught.value)

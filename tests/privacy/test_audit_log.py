@@ -9,7 +9,7 @@ from kit.commands import document
 
 from coterie.cli.audit_log import read_audit_log
 from coterie.privacy.audit_log import AuditLog
-from coterie.privacy.ledger import LedgerError
+from coterie.privacy.ledger_lines import LedgerError
 
 
 @pytest.fixture

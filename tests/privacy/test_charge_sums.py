@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from coterie.privacy import ClientLedger, Event, LedgerError, charge_times
-from coterie.privacy.ledger import count_events, read_ledger
+from coterie.privacy import ClientLedger, Event, LedgerError, charge_times, ledger_lines
+from coterie.privacy.ledger_lines import count_events, read_ledger
 from coterie.privacy.sums import DAY, REQUEST, RUN, Sums
 
 DAY_OF_SECONDS = 86400
@@ -128,5 +128,5 @@ def test_a_damaged_ledger_and_a_full_disk_are_errors(site, monkeypatch):
 
 def test_a_check_reads_what_is_new_alone(site, monkeypatch):
     site.spend(5, run="1")
-    monkeypatch.setattr("coterie.privacy.ledger._read", lambda path: pytest.fail("the whole ledger was read"))
+    monkeypatch.setattr(ledger_lines, "read_bytes", lambda path: pytest.fail("the whole ledger was read"))
     assert Sums(site.sums, site.ledger).of(RUN, "1") == Counter({STEP: 6, OTHER: 3})

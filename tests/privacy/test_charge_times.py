@@ -12,7 +12,7 @@ import pytest
 from coterie.privacy import ClientLedger, Event, charge_times
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.charge_times import elapsed_of, times_after
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 
 DAY = 86400
 STEP = Event(0.05, 2.0)

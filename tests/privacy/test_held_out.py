@@ -14,7 +14,7 @@ from coterie.privacy import BudgetError, ClientLedger, Ledger, LedgerError, Priv
 from coterie.privacy.budget_files import reconcile, reconcile_run, spending
 from coterie.privacy.certificate import ODDS, certificate
 from coterie.privacy.check import check
-from coterie.privacy.ledger import HELD_OUT, held_out_epsilon, read_ledger
+from coterie.privacy.ledger_lines import HELD_OUT, held_out_epsilon, read_ledger
 from coterie.privacy.mechanisms import RecordLevel
 from coterie.privacy.score_histograms import CELLS, UnitCounts, deviation_of_counts
 

@@ -26,7 +26,7 @@ from coterie.privacy import (
 from coterie.privacy import filter as filter_module
 from coterie.privacy.accounting import delta_of
 from coterie.privacy.filter import PINNED_SHARE
-from coterie.privacy.ledger import read_chained
+from coterie.privacy.ledger_lines import read_chained
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)

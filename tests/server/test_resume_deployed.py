@@ -10,7 +10,7 @@ from kit.run_folders import run_in
 
 from coterie.client.app import app
 from coterie.engine.in_process import LocalGrid
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.ledger_lines import read_ledger
 from coterie.server import RunConfig, RunError, RunFolder
 
 SETTINGS = {"strategy": "fedavg", "clusters": 1, "dataset": "own", "input-shape": "1x4x4", "num-classes": 2}

@@ -15,7 +15,7 @@ import coterie.privacy
 from coterie.privacy import Event, epsilon, read_ledger
 from coterie.privacy.certificate import certificate, total
 from coterie.privacy.check import check
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger_lines import count_events
 from coterie.server import ConfigError, FolderError, RunError, RunFolder
 from coterie.server.app import open_folder
 

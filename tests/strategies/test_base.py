@@ -26,7 +26,7 @@ from coterie.privacy import (
     epsilon,
     read_ledger,
 )
-from coterie.privacy.ledger import event_of
+from coterie.privacy.ledger_lines import event_of
 from coterie.server import RunConfig, RunFolder
 from coterie.strategies import (
     IFCA,

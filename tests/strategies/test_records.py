@@ -34,7 +34,7 @@ from coterie.privacy import (
     selection_event,
 )
 from coterie.privacy.check import check
-from coterie.privacy.ledger import event_of, read_ledger
+from coterie.privacy.ledger_lines import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
 from coterie.strategies.oracle import OracleSettings
