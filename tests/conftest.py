@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -17,6 +18,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+# The same examples every time, however slow the machine is: no property fails by chance.
+hypothesis.settings.register_profile(
+    "coterie",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("coterie")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -102,7 +102,7 @@ forms = pytest.mark.parametrize("form", ["cheapest", "products", "rows"], indire
 @forms
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_convolutions(form):
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=60)
     @given(convolutions(), st.integers(0, 9))
     def equal(case, seed):
         layer, x = case

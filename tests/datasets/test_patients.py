@@ -201,7 +201,7 @@ def test_a_patient_contributes_its_mean_gradient_clipped_once(outputs):
     assert moved(net, shard, units=7) == pytest.approx(expected.numpy(), abs=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 2**31))
 def test_a_patient_changes_the_sum_by_at_most_one_clipped_gradient(patients, most, seed):
     rng, net = np.random.default_rng(seed), network()

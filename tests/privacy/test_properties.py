@@ -15,9 +15,7 @@ from coterie.privacy.clipping import clip_to_unit
 from coterie.privacy.mechanisms import Joint, RRSlot, move_members
 from coterie.privacy.mechanisms.rebalancing import surplus_members
 
-# Derandomised: these tests find the same inputs every time, so none of them is flaky.
-usual = settings(derandomize=True, deadline=None, database=None)
-many = settings(usual, max_examples=250)
+many = settings(max_examples=250)
 
 WAYS = [("pld", "poisson"), ("pld", "fixed"), ("rdp", "poisson"), ("rdp", "fixed"), ("theorem-4.2", "fixed")]
 every_way = pytest.mark.parametrize(("accountant", "sampler"), WAYS, ids=["-".join(way) for way in WAYS])
@@ -27,7 +25,7 @@ def few(accountant, sampler, examples=8):
     """Renyi bounds of fixed-size sampling take a quarter of a second an event; shrinking would take minutes."""
     slow = (accountant, sampler) == ("rdp", "fixed")
     unshrunk = (Phase.explicit, Phase.generate)
-    return settings(usual, phases=unshrunk, max_examples=max(1, examples // 4) if slow else examples)
+    return settings(phases=unshrunk, max_examples=max(1, examples // 4) if slow else examples)
 
 
 DELTA = 1e-5
@@ -293,7 +291,7 @@ def test_as_printed_anybody_in_a_cluster_of_b_may_be_drawn(partition, minimum, s
 
 @pytest.mark.parametrize("movable", [surplus_members, large_members])
 @given(partition=partitions(), minimum=st.integers(1, 12), seed=st.integers(0, 2**32), coins=st.randoms())
-@settings(usual, max_examples=100)
+@settings(max_examples=100)
 def test_moves_follow_from_labels_and_coins(movable, partition, minimum, seed, coins):
     """Two worlds with the same noisy labels and coins have the same partition: the lemma of rr-slot needs it."""
     num_clusters, labels = partition

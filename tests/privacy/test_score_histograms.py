@@ -29,7 +29,7 @@ COUNTS = st.lists(st.one_of(st.integers(0, 10**9), st.floats()), min_size=CELLS,
 @given(COUNTS, COUNTS)
 @example([1e6] + [0.0] * 63, [-1e6] + [0.0] * 63)
 @example([1e6] + [0.0] * 63, [0.0] * 63 + [1e6])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_one_client_moves_the_sum_by_at_most_its_norm(counts, replacement):
     others = [np.ones(CELLS), np.arange(CELLS)]
     base = sum_of_clients(others)
@@ -39,7 +39,7 @@ def test_one_client_moves_the_sum_by_at_most_its_norm(counts, replacement):
 
 
 @given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=40), st.tuples(st.floats(), st.booleans()))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_record_is_counted_once(records, further):
     before, after = (
         count_scores([score for score, _ in some], [int(label) for _, label in some])
@@ -115,7 +115,7 @@ def test_a_permit_is_for_one_histogram():
 
 
 @given(st.integers(3, 10), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 1.0, 1e3, 1e8]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_client_moves_histograms_of_classes_by_at_most_their_norm(classes, seed, size):
     rng = np.random.default_rng(seed)
     others = [rng.integers(3, size=classes * CELLS) for _ in range(3)]

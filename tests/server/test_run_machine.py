@@ -221,9 +221,6 @@ def test_a_run_survives_whatever_happens_to_its_process(kind):
     usual = settings(
         max_examples=3,
         stateful_step_count=5,
-        deadline=None,
-        derandomize=True,
-        database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
