@@ -21,11 +21,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 # The same examples every time, however slow the machine is: no property fails by chance.
 hypothesis.settings.register_profile(
-    "coterie",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "coterie", deadline=None, derandomize=True, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("coterie")
 

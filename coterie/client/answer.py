@@ -1,10 +1,14 @@
 """How clients answer a request. The order of the steps is the argument for the privacy of what leaves.
 
 1. The request is parsed and admitted, which reads no data (:mod:`coterie.client.admission`).
-2. A request that was answered before gets the same reply, at no cost (:mod:`coterie.client.reply_cache`).
-3. What can fail without a look at the data is prepared, then each client is charged on its disk, and only then a
-   handler reads data (:func:`replies`).
-4. The reply is on disk before it leaves. What the owner keeps changes nothing of it (:mod:`coterie.client.own_model`).
+2. In a state folder: a server returns the *head*, a random number that the client gave to its last charge for it. If no
+   charge in the ledger has this number, charges are lost, and the client refuses. A request that was answered before
+   gets the same reply, at no cost; one whose charge is on disk without a reply, after a crash, is computed once more
+   without a further charge (:mod:`coterie.client.reply_cache`).
+3. What can fail without a look at the data is prepared, such as the network; then each client is charged on its disk;
+   only then a handler reads data (:func:`replies`). A failure after the charge costs what was charged.
+4. The reply is on disk before it leaves. The owner's copy of the model is made last, and never changes the reply
+   (:mod:`coterie.client.own_model`).
 
 A masked round has four steps with a charge in the second, and keeps its replies by itself
 (:mod:`coterie.client.masked_rounds`).
@@ -55,7 +59,7 @@ def answer(message_type: str, content: RecordDict, client: Client, node: NodeCon
 
 
 def _reply_once(message_type: str, content: RecordDict, client: Client, folder: Path, cohort: Cohort) -> ReplyOrError:
-    """Return the cached reply if the request was charged before, otherwise a new one."""
+    """Return the cached reply if the request was answered before, otherwise a new one."""
     require_head(client, folder, content.config_records[CONFIG].get(HEAD))
     cache = ReplyCache(folder, client.client_id)
     with cache.lock():
@@ -78,13 +82,13 @@ def replies(cohort: Cohort) -> list[ReplyOrError]:
     Raises:
         RequestError: the request does not fit the network or the data.
     """
-    handler = HANDLERS[cohort.request.message_type]
+    return cohort.replies(_charged_replies if cohort.is_charged else HANDLERS[cohort.request.message_type])
 
-    def charged(cohort: Cohort) -> list[ReplyOrError]:
-        prepare(cohort)
-        return cohort.replies(handler, charge_clients(cohort))
 
-    return cohort.replies(charged if cohort.is_charged else handler)
+def _charged_replies(cohort: Cohort) -> list[ReplyOrError]:
+    """Return the replies of clients that can be charged, and the refusals of the others."""
+    prepare(cohort)
+    return cohort.replies(HANDLERS[cohort.request.message_type], errors=charge_clients(cohort))
 
 
 def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) -> Sequence[ReplyOrError]:

@@ -2,8 +2,11 @@
 
 The first line describes the run: its plan, delta, budget and accountant. Every further line is a charge, which covers
 one attempt at one release. A round that is repeated after a crash is charged again, and the remaining rounds are
-recalibrated so that the total stays within the budget. A chain of hashes shows whether lines are lost or changed
-(privacy/ledger_lines.py).
+recalibrated (strategies/loop.py) so that the total stays within the budget. There are two exceptions. A slot
+contributes to a round once, so that a round of a slot is not repeated. Clients that keep ledgers replay their replies
+to the same request, which the first charge covers (:meth:`Ledger.replay_permit`).
+
+A chain of hashes shows whether lines are lost or changed (privacy/ledger_lines.py).
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ class Ledger:
         LedgerError: the file is in use by another process, damaged, or of another run.
     """
 
-    # Whether rounds of several runs have the same numbers.
+    # Whether the ledger has the charges of several runs, whose rounds have the same numbers.
     _several_runs: ClassVar[bool] = False
     # What a user does after a write error.
     _then: ClassVar[str] = "continue with --resume"
@@ -231,8 +234,8 @@ class Ledger:
     def charge_held_out(self, number: int, epsilon: float, **details: object) -> Permit:
         """Charge a release of held-out records, of which none is in any training, and return its permit.
 
-        A record is trained on or held out, so what both cost does not add up: all releases of held-out records together
-        may cost the budget's epsilon, at delta 0, and all of training the budget (docs/privacy.md, Theorem 7).
+        No record is both trained on and held out. So there are two sums, each within the budget: epsilon of all
+        releases of held-out records, at delta 0, and the cost of all training (docs/privacy.md, Theorem 7).
 
         Args:
             number: the round, from 1.
@@ -282,7 +285,7 @@ class Ledger:
         return {}
 
     def extend(self, **terms: int) -> None:
-        """State in every further charge that these terms replace those of the plan, for :func:`extended_terms`."""
+        """State in every further charge which terms of the plan, such as ``rounds``, have larger values from now on."""
         self._extended = terms
 
     def share(self, budget: SharedBudget) -> None:

@@ -72,8 +72,8 @@ class PrivacySettings(Settings):  # large: one field per setting
     )
     identifier_share: float | None = setting(
         None,
-        "share of a round's privacy for labels or cluster sizes, in rounds that use them; auto: 0.04, 0.1 if clusters "
-        "is 0, or 0.2 with identifiers",
+        "share of a round's privacy for cluster sizes, in rounds that use them, or for labels (rr-slot); auto: 0.04; "
+        "0.1 if clusters is 0; 0.2 for labels",
         above=0,
         below=1,
     )

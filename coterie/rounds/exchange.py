@@ -30,17 +30,17 @@ _ATTEMPTS = 3
 
 
 class Exchange(Generic[C, R]):
-    """One phase with one cohort; it lives until the release.
+    """One phase with one cohort: constructed (which may charge), performed, and released, once each.
 
     Args:
-        run: the run.
+        run: state of the run.
         phase: what the method asks for.
-        number: of the round.
+        number: number of the round; a repeated round has another ``run.attempt``.
 
     Attributes:
         request: the completed request, which the plan prices and the clients execute.
-        cohort: (m,) client of every slot.
-        batch: the messages; empty in a masked round, whose steps have their own.
+        cohort: (m,) id of the client in every slot.
+        batch: messages to the cohort; empty in a masked round, whose steps have their own.
 
     Raises:
         StrategyError: the configuration for clients sets a field of the request, or the method assigns clusters in a
@@ -60,7 +60,7 @@ class Exchange(Generic[C, R]):
         else:
             self.cohort = run.plan.sample(run.streams.stream("cohort", number, self._attempt), number)
         self._contributions = phase.container(run, self.cohort, number)
-        self._below: list[float] = []  # shares of short gradients, by client
+        self._below: list[float] = []  # of each client, its share of gradients below the threshold of norms
         self._permit: Permit | None = None
         if masked or phase.charged_first(run):
             self._permit = phase.charge(run, self.request, self.cohort, before_sending=True)
@@ -123,8 +123,8 @@ class Exchange(Generic[C, R]):
                 self._note_head(client, content)
         for _ in self.batch.unusable:
             self._contributions.add_null()
-        unusable = next(iter(statistics.dropped - dropped), "no client replied")
-        self._count(valid, unusable if valid < len(self.batch.messages) else "")
+        reason = next(iter(statistics.dropped - dropped), "no client replied")
+        self._count(valid, reason if valid < len(self.batch.messages) else "")
 
     def release(self) -> R:
         """Charge, unless that is done, and release.
@@ -179,12 +179,12 @@ class Exchange(Generic[C, R]):
                 if (client := batch.recipient(reply.metadata.reply_to_message_id)) is not None:
                     silent.discard(client)
                 yield reply
-            short = required - (len(batch.messages) - len(silent))
-            if short <= 0:
+            missing = required - (len(batch.messages) - len(silent))
+            if missing <= 0:
                 return
             log(WARNING, "round %s, attempt %s: no reply from clients %s", number, attempt, sorted(silent))
             if attempt < _ATTEMPTS:
-                self._run.registry.wait_for(grid, short, among=silent)
+                self._run.registry.wait_for(grid, missing, among=silent)
                 messages = batch.repeat(silent)
         raise StrategyError(
             f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "

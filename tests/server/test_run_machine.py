@@ -219,9 +219,6 @@ class Run(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_whatever_happens_to_its_process(kind):
     usual = settings(
-        max_examples=3,
-        stateful_step_count=5,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        max_examples=3, stateful_step_count=5, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(lambda: Run(kind), settings=usual)

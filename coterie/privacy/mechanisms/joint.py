@@ -1,22 +1,27 @@
 """The joint mechanism: client-level privacy with a trusted server, and the default.
 
-A client's label never leaves the trusted server, so noise is only required for the inputs of the models.
+The server sees updates and labels, and protects clients from all who see what it releases. A client's label never
+leaves the server, so noise is only required for the inputs of the models. M is the number of clients, k that of
+clusters, q the sampling rate, C the clipping norm, B the minimum size of a cluster (``rebalance-min``).
 
      1  each of the M clients participates with probability q, by secret coins
      2  it chooses its label c (a function of its own data and released models); with rebalancing it redraws c' from
-        row c of a matrix R of *earlier* released histograms; it trains and replies with its update u
+        row c of R, a matrix of *earlier* released histograms (else the identity); it trains and replies with its
+        update u
      3  the server clips u to norm C, builds the one-hots itself, and sums on arrival
-     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          in rounds whose sizes are used
-        norms      ~B  = sum (1[|u| < C / factor] - 1/2) + N(0, sigma_b^2),   if C is adaptive
+     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          in rounds up to ``sizes_until``
+        norms      ~s  = sum (1[|u| < C / f] - 1/2) + N(0, sigma_b^2),        if C follows norms, f = ``clip_factor``
      5  sums       S_j = C (sum over c' = j of clip(u, C) / C + N(0, sigma_theta^2 I)),   for every j
-     6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j);  never a true count
+     6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j) if ``divisor`` is "released";  never a true count
 
 A client adds (e_c, +-1/2, e_c' x clip(u, C)): one block of norm at most C *whatever its label*. Lines 4 and 5 are
 Gaussian releases on one cohort, so a round is ONE Poisson-subsampled Gaussian event with
 
     1 / sigma_eff^2 = 1 / sigma_h^2 + 1 / (2 sigma_b)^2 + 1 / sigma_theta^2.
 
-After the last round with sizes, sigma_theta is smaller, and the event the same.
+Each term is the square of sensitivity over noise; the sensitivities are 1, 1/2 and 1 (in units of C). sigma_eff is the
+``noise_multiplier`` of the event. After round ``sizes_until`` no histogram is released: sigma_theta is smaller, and the
+event the same.
 
 Theorem 1 and its proof: docs/privacy.md.
 """
