@@ -41,7 +41,7 @@ from coterie.privacy import (
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
 from coterie.privacy.charge_times import elapsed_of
-from coterie.privacy.client_ledger import RECONCILED
+from coterie.privacy.filtered_ledgers import RECONCILED
 from coterie.privacy.ledger_lines import held_out_epsilon, read_ledger
 from coterie.privacy.sums import REQUEST, RUN, Sums
 from coterie.site.policy import DAYS_OF_MONTH

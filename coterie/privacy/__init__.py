@@ -3,9 +3,9 @@
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import ACCOUNTANTS, NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.client_ledger import ClientLedger, SharedBudget
 from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, check_clip_norm, clip, clip_rows
 from coterie.privacy.contributions import Collected, Contributions, Gathered, Summed
+from coterie.privacy.filtered_ledgers import ClientLedger, SharedBudget
 from coterie.privacy.first_round import FirstRound
 from coterie.privacy.ledger import BudgetError, Ledger, Permit
 from coterie.privacy.ledger_lines import LedgerError, read_ledger

@@ -15,8 +15,8 @@ from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.certificate import plan_of
-from coterie.privacy.client_ledger import PINNED, ClientLedger
 from coterie.privacy.filter import Filter, is_within
+from coterie.privacy.filtered_ledgers import PINNED, ClientLedger
 from coterie.privacy.ledger_lines import LedgerError, count_events, held_out_epsilon, read_chained, read_ledger
 from coterie.privacy.record import RecordPlan
 

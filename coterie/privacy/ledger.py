@@ -39,7 +39,7 @@ from coterie.privacy.ledger_lines import (
 )
 
 if TYPE_CHECKING:
-    from coterie.privacy.client_ledger import SharedBudget
+    from coterie.privacy.filtered_ledgers import SharedBudget
 
 _FORMAT = 1
 #: Accountants after a charge by name, and the epsilon of the budget's.
