@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -216,7 +217,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.task.num_outputs
 
-    def strategy(self, plan: Plan, **options: Any) -> ClusteredStrategy:
+    def strategy(self, plan: Plan, options: Mapping[str, Any] = MappingProxyType({})) -> ClusteredStrategy:
         """The configured strategy.
 
         Args:

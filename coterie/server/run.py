@@ -197,18 +197,18 @@ def rounds_of(config: RunConfig) -> int:
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     deployed = folder.seen_rosters is not None
-    return config.strategy(
-        folder.plan,
-        server_lr=config.server_lr,
-        ledger=folder.ledger,
-        streams=streams,
-        recorder=folder,
-        resume_from=folder.resumed,
-        masks=config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),
-        roster=roster_of(folder.seen_rosters) if deployed else None,
-        audit=folder.on_audit,
-        evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
-    )
+    options: dict[str, Any] = {
+        "server_lr": config.server_lr,
+        "ledger": folder.ledger,
+        "streams": streams,
+        "recorder": folder,
+        "resume_from": folder.resumed,
+        "masks": config.privacy.masks or (deployed and isinstance(folder.plan, Secure)),
+        "roster": roster_of(folder.seen_rosters) if deployed else None,
+        "audit": folder.on_audit,
+        "evaluate_metrics_aggr_fn": summarise_records if config.method.produces == "labels" else summarise,
+    }
+    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

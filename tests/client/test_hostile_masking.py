@@ -642,6 +642,7 @@ def test_a_round_that_trains_gives_no_scores(pki, tmp_path, evaluated, trained):
 
 def test_the_honest_evaluation_goes_on_after_all_attacks_and_is_answered_once(evaluations, evaluated):
     asked = evaluations(True, ends=True)
+    evaluated.clear()
     sites, content = asked.sites, asked.train_content(VICTIM)
     asked.train([VICTIM])
     assert len(evaluated) == 1

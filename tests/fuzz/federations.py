@@ -330,17 +330,17 @@ class Federation:
             return summary(replies)
 
         library = self.name.endswith("library metrics")
-        strategy = config.strategy(
-            self.plan,
-            server_lr=config.server_lr,
-            streams=Streams(0),
-            evaluate="private" if config["evaluate"] == "private" else "diagnostic",
-            evaluate_every=config["evaluate-every"],
-            evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
-            recorder=kept,
-            resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
-            registration_timeout=0.0,
-        )
+        options = {
+            "server_lr": config.server_lr,
+            "streams": Streams(0),
+            "evaluate": "private" if config["evaluate"] == "private" else "diagnostic",
+            "evaluate_every": config["evaluate-every"],
+            "evaluate_metrics_aggr_fn": mean_of_clients if library else Summary(summary.reply, aggregate),
+            "recorder": kept,
+            "resume_from": self._checkpoints.get(number - 1) if number > 1 else None,
+            "registration_timeout": 0.0,
+        }
+        strategy = config.strategy(self.plan, options)
         if isinstance(strategy, OneShot):
             cluster = strategy.cluster
 

@@ -61,7 +61,7 @@ def test_a_private_evaluation_with_too_few_clients_is_charged_and_skipped():
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedper", "ifca", "rr-cluster", "fesem", "fedcam"])
 def test_methods_with_sums_have_plans(strategy):
     plan = RunConfig({"strategy": strategy, "mechanism": "secure"}).plan
-    assert (plan.mechanism, plan.rate, plan.accountant) == ("secure", 1.0, "rdp")
+    assert (plan.mechanism, plan.rate, plan.accountant) == ("secure", 1.0, "pld")
     assert plan.cost() <= 8
 
 
