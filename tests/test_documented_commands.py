@@ -38,6 +38,8 @@ def commands():
 ELSEWHERE = {
     ("run", "--config", "run.toml"): "examples/test_hospital_csv.py",
     ("run", "--engine", "ray"): "engine/test_ray_cluster.py",
+    ("run", "--model", "cnn-small", "--set", "pretrained=base.safetensors"): "server/test_own_networks.py",
+    ("run", "--model", "mlp-200", "--set", "pretrained=base.safetensors"): "server/test_own_networks.py",
     ("run", "--recorders", "tensorboard,mlflow"): "server/test_recorders.py",
     ("run", "--set", "task=multi-label"): "server/test_own_tasks.py",
     ("bench",): "bench/test_bench.py",
