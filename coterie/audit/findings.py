@@ -16,7 +16,7 @@ from scipy.stats import beta, binomtest
 from scipy.stats import f as f_distribution
 
 from coterie.privacy import Event, composed
-from coterie.privacy.accountants import gaussian_delta
+from coterie.privacy.discrete_gaussians import gaussian_delta
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy import discrete_gaussians
+from coterie.privacy.discrete_gaussians import discrete_delta, gaussian_delta
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -207,7 +207,8 @@ class PldAccountant(Accountant):
 
     def _epsilon(self, delta: float) -> float:
         if self._sampler == "discrete":
-            return min(discrete_gaussians.epsilon(self._events, delta), self._renyi().epsilon(delta))
+            most = self._renyi().epsilon(delta)
+            return _smallest(lambda epsilon: discrete_delta(self._events, epsilon), delta, 0.0, most)
         if self._pld is None:
             return 0.0
         rounded = delta - _ROUND_OFF * self._events.total()
@@ -216,7 +217,7 @@ class PldAccountant(Accountant):
 
     def _delta(self, epsilon: float) -> float:
         if self._sampler == "discrete":
-            return min(discrete_gaussians.delta(self._events, epsilon), self._renyi().delta(epsilon))
+            return min(discrete_delta(self._events, epsilon), self._renyi().delta(epsilon))
         if self._pld is None:
             return 0.0
         delta = float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
@@ -252,9 +253,16 @@ def _epsilon_of(pld: Any, delta: float) -> float:
     low, high = _LARGE, 2 * _LARGE
     while pld.get_delta_for_epsilon(high) > delta:
         low, high = high, 2 * high
+    return _smallest(pld.get_delta_for_epsilon, delta, low, high)
+
+
+def _smallest(delta_of: Callable[[float], float], delta: float, low: float, high: float) -> float:
+    """Return the smallest epsilon from ``low`` to ``high`` at which ``delta_of`` is at most ``delta``, or ``high``."""
+    if delta_of(low) <= delta:
+        return low
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if pld.get_delta_for_epsilon(middle) > delta else (low, middle)
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
     return high
 
 
@@ -342,15 +350,6 @@ def _replace_one_delta(event: Event, losses: FloatArray) -> FloatArray:
     q, mu = event.sampling_rate, 1 / event.noise_multiplier
     inner = np.logaddexp(0.0, np.log(np.expm1(np.maximum(losses, 1e-300))) - math.log(q)) if q < 1 else losses
     return np.asarray(q * gaussian_delta(mu, inner))
-
-
-def gaussian_delta(mu: float, losses: npt.ArrayLike) -> FloatArray:
-    """delta at each loss of the pair N(mu, 1), N(0, 1) (Balle and Wang, arXiv:1805.06530, theorem 8)."""
-    from scipy.special import log_ndtr
-
-    losses = np.asarray(losses, dtype=np.float64)
-    first, second = log_ndtr(mu / 2 - losses / mu), losses + log_ndtr(-mu / 2 - losses / mu)
-    return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
 
 
 class RdpAccountant(Accountant):

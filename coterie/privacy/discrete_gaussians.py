@@ -16,6 +16,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 if TYPE_CHECKING:
     from coterie.privacy.accountants import Event
 
@@ -25,37 +28,27 @@ STEPS = 2**16
 DIMENSIONS = 2**22
 # Probability of noise too long for the factor, for each release, and the share of A that both directions need.
 _TAIL, _FACTOR = 1e-40, 2.05
-# Relative width at which the search for epsilon ends.
-_PRECISION = 1e-10
 
 
-def delta(events: Mapping[Event, int], epsilon: float) -> float:
+def gaussian_delta(mu: float, losses: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """delta at each loss of the pair N(mu, 1), N(0, 1) (Balle and Wang, arXiv:1805.06530, theorem 8)."""
+    from scipy.special import log_ndtr
+
+    losses = np.asarray(losses, dtype=np.float64)
+    first, second = log_ndtr(mu / 2 - losses / mu), losses + log_ndtr(-mu / 2 - losses / mu)
+    return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
+
+
+def discrete_delta(events: Mapping[Event, int], epsilon: float) -> float:
     """Return delta at ``epsilon`` of composed releases; 1 if the bound says nothing.
 
     Args:
         events: releases with discrete noise by their number, each of a noise multiplier above 0.
         epsilon: at least 0.
     """
-    from coterie.privacy.accountants import gaussian_delta
-
     square = math.fsum(count / event.noise_multiplier**2 for event, count in events.items())
     distance = square * DIMENSIONS / (24 * STEPS**2)
     if not distance < 1:
         return 1.0
     gaussian = float(gaussian_delta(math.sqrt(square), epsilon - _FACTOR * distance)) if square else 0.0
     return min(1.0, math.exp(distance) * (gaussian + sum(events.values()) * _TAIL))
-
-
-def epsilon(events: Mapping[Event, int], target: float) -> float:
-    """Return the smallest epsilon at which :func:`delta` is at most ``target``; inf if there is none."""
-    low, high = 0.0, 1.0
-    if delta(events, low) <= target:
-        return low
-    while delta(events, high) > target:
-        low, high = high, 2 * high
-        if high > 2.0**20:
-            return math.inf
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta(events, middle) > target else (low, middle)
-    return high

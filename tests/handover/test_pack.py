@@ -13,8 +13,8 @@ from kit.commands import assert_refused, document, tree
 
 import coterie.audit.printed  # noqa: F401 - adds the mechanism of the paper
 from coterie.privacy import PLANS, Banded, certificate, read_ledger
-from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.certificate import COMPOSED, attacker_right
+from coterie.privacy.discrete_gaussians import gaussian_delta
 from coterie.report import formats
 from coterie.report.handover import pack
 

@@ -16,8 +16,9 @@ from scipy.stats import binom, norm
 
 from coterie.audit.comparisons import TheoremAccountant
 from coterie.privacy import NO_PRIVACY, Banded, Event, Joint, PrivacyError, calibrate, certificate, composed, epsilon
-from coterie.privacy.accountants import MIN_NOISE, VisibleAccountant, _symmetrised_pld, gaussian_delta
+from coterie.privacy.accountants import MIN_NOISE, VisibleAccountant, _symmetrised_pld
 from coterie.privacy.accounting import min_noise
+from coterie.privacy.discrete_gaussians import gaussian_delta
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 

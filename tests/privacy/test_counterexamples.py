@@ -8,7 +8,7 @@ from scipy.special import comb, logsumexp
 
 from coterie.audit.printed import Paper
 from coterie.privacy import Event, epsilon
-from coterie.privacy.accountants import gaussian_delta
+from coterie.privacy.discrete_gaussians import gaussian_delta
 
 NUMBERS = {"sampling_rate": 1.0, "rounds": 1, "clip_norm": 1.0, "epsilon": math.inf, "delta": 1e-5}
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import ndtr
 
 from coterie.privacy import Event, PrivacyError, Secure, epsilon
-from coterie.privacy.accountants import MIN_NOISE, gaussian_delta
-from coterie.privacy.discrete_gaussians import DIMENSIONS, STEPS, delta
+from coterie.privacy.accountants import MIN_NOISE
+from coterie.privacy.discrete_gaussians import DIMENSIONS, STEPS, discrete_delta, gaussian_delta
 from coterie.privacy.mechanisms.secure import MAX_PARAMETERS
 
 
@@ -33,7 +33,7 @@ def test_epsilon_is_the_exact_one_and_at_most_one_part_in_a_thousand_more(noise,
     assert exact_delta(noise * STEPS, STEPS, bound) <= small
     assert exact_delta(noise * STEPS, STEPS, 0.999 * bound - 1e-6) > small
     for target in (0.0, 0.3, 1.0, 3.0):
-        assert exact_delta(noise * STEPS, STEPS, target) <= delta(released(noise), target)
+        assert exact_delta(noise * STEPS, STEPS, target) <= discrete_delta(released(noise), target)
 
 
 @pytest.mark.parametrize("count", [1, 10, 1000])
@@ -49,14 +49,14 @@ def test_any_events_in_any_order():
     first, second = released(1.0, 3), released(2.5, 7)
     both, square = {**first, **second}, 3 + 7 / 2.5**2
     least = float(gaussian_delta(math.sqrt(square), 2.0))
-    assert least < delta(both, 2.0) < 1.01 * least
-    assert delta(both, 2.0) == delta({**second, **first}, 2.0)
+    assert least < discrete_delta(both, 2.0) < 1.01 * least
+    assert discrete_delta(both, 2.0) == discrete_delta({**second, **first}, 2.0)
     assert epsilon(both, 1e-6) == epsilon({**second, **first}, 1e-6)
 
 
 def test_too_many_releases_cost_what_renyi_divergences_say():
     for events in (released(0.05, 1000), released(1.0, 10**6)):
-        assert delta(events, 1.0) == 1.0
+        assert discrete_delta(events, 1.0) == 1.0
         assert epsilon(events, 1e-5) == epsilon(events, 1e-5, "rdp")
     assert math.isinf(epsilon(released(0.9 * MIN_NOISE), 1e-5))
     assert epsilon({}, 1e-5) == 0.0

@@ -13,8 +13,9 @@ from kit.tables import for_rows
 from coterie.audit import adaptive
 from coterie.audit.adaptive import FIRST_REQUESTS, Budget, random_strategy, two_continuations, worst_strategy
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PrivacyError, RecordPlan, calibrate, epsilon
-from coterie.privacy.accountants import gaussian_delta, renyi_divergence
+from coterie.privacy.accountants import renyi_divergence
 from coterie.privacy.accounting import delta_of
+from coterie.privacy.discrete_gaussians import gaussian_delta
 from coterie.privacy.filter import PINNED_SHARE, Filter, is_within
 
 DELTA = 1e-5

@@ -10,7 +10,7 @@ from scipy.special import ndtri, softmax
 from scipy.stats import chisquare
 
 from coterie.privacy import Event, PerUnit, PrivacyError, RecordPlan, noisy_argmin, selection_event
-from coterie.privacy.accountants import gaussian_delta
+from coterie.privacy.discrete_gaussians import gaussian_delta
 from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
 from coterie.wire import TrainRequest
 
