@@ -147,8 +147,8 @@ def default_settings(explicit: Mapping[str, Any]) -> dict[str, Any]:
 def add_determined(explicit: Mapping[str, Any], *, deployed: bool) -> dict[str, Any]:
     """Add to explicit settings those that clients' own data determine, whatever the method.
 
-    A schema stands in place of its file, and determines shape and classes; the columns of a simulation's tables are
-    those of the first client.
+    The content of a schema replaces its path, and determines shape and classes. In a simulation, the first client's
+    table gives the names of columns.
 
     Raises:
         ConfigError: the schema has errors, or contradicts another setting.

@@ -135,7 +135,7 @@ class RunConfig(Tables):  # large: the tables of settings and all that follows f
         return self._changed(data=replace(self.data, data_dir=folder))
 
     def with_plan(self, plan: Plan) -> RunConfig:
-        """Return this configuration with the plan that is in force, in place of the cached one."""
+        """Return this configuration with another plan."""
         return self._changed(plan=plan)
 
     def with_step(self, server_lr: float | None) -> RunConfig:

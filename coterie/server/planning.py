@@ -66,9 +66,9 @@ def sampling_rate(config: RunConfig) -> float:
 
 
 def evaluate(config: RunConfig, deployed: bool) -> str:
-    """Return how clients evaluate models; "auto" is exact only where that reveals nothing, or privacy is not asked for.
+    """Return how clients evaluate models; "auto" is exact in simulations and without privacy.
 
-    Private evaluations of a deployed run are a default where they can be planned.
+    In deployed runs with client-level privacy, "auto" is private, at record level off.
     """
     if config.evaluation.evaluate is not None:
         return config.evaluation.evaluate
@@ -148,10 +148,10 @@ def histogram_problem(config: RunConfig) -> str:
 
 
 def check_evaluation(config: RunConfig) -> None:
-    """Check that a histogram of scores can be released where it is asked for, and that noise protects evaluations.
+    """Check that a requested histogram of scores can be released, and that noise protects private evaluations.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: it cannot, or noise does not.
     """
     evaluation = config.evaluation
     if share := evaluation.score_share:
